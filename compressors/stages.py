@@ -1,0 +1,84 @@
+"""What every compressor is given, and what it may say while it runs.
+
+A compressor is one function, `run(arguments, job, monitor) -> StageRecord`, and one integer `VERSION` that its
+cache key holds. It reads `job.model`, writes the complete new model folder (weights, config, tokenizer, every
+companion file) to the empty `job.output`, and leaves everything else alone. Equal inputs, seed, device kind and
+thread count give equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from modelpress.datasets import LabelledTexts
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A PEFT adapter folder, its name in the request and its weight in the merge."""
+
+    name: str
+    folder: Path
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Data:
+    """Training rows and the held-out rows that no training step sees; `provenance` says how they were split."""
+
+    train: LabelledTexts
+    held_out: LabelledTexts
+    provenance: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """One stage's inputs. Folders are the worker's own copies."""
+
+    model: Path
+    output: Path
+    seed: int
+    device: str = "cpu"
+    threads: int = 1
+    adapters: tuple[Adapter, ...] = ()
+    teacher: Path | None = None
+    """The merged, unpruned model: what `recover` and `quantize` distil from."""
+    data: Data | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What people see while a stage runs. `loss` is None where nothing is trained."""
+
+    step: int
+    steps: int
+    loss: float | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+class Monitor(Protocol):
+    """The line to the service. Cancelling needs no call: the worker process is ended."""
+
+    def progress(self, progress: Progress) -> None: ...
+
+    def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> None:
+        """Make the checkpoint that `write` puts into an empty folder durable; it replaces the former one."""
+
+    def checkpoint(self) -> Path | None:
+        """The folder of the newest checkpoint of this very stage, where an earlier attempt left one."""
+
+
+class SilentMonitor:
+    """A monitor that keeps nothing: for tests and for use as a library."""
+
+    def progress(self, progress: Progress) -> None:
+        pass
+
+    def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> None:
+        pass
+
+    def checkpoint(self) -> Path | None:
+        return None

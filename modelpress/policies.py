@@ -1,0 +1,105 @@
+"""The policy: gates with bounds, written as YAML, that a candidate must pass to be approved.
+
+    gates:
+      accuracy_drop: {max: 0.01, confidence: 0.95}
+      flips: {max_share: 0.03}
+      kl_mean: {max: 0.05}
+      size: {max_ratio: 0.30}
+      speed: {min_ratio: 3.0, batch_size: 1, sequence_length: 64}
+      parity: {max_logit_difference: 0.001}
+
+A gate that is left out is not applied; the report says so. Shares and ratios are fractions, not percent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from pydantic import Field, model_validator
+
+from modelpress.canonical import canonical_json
+from modelpress.documents import Document, read_document
+from modelpress.errors import InvalidPolicy
+
+
+class AccuracyDrop(Document):
+    """Baseline accuracy minus candidate accuracy, paired over the same examples; fraction in [0, 1].
+
+    Passes when the interval's upper end is at most `max`, fails when its lower end is above, and is
+    inconclusive between.
+    """
+
+    max: float = Field(ge=0, le=1)
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+
+
+class Flips(Document):
+    """Share of examples whose predicted label differs between baseline and candidate; judged on its interval."""
+
+    max_share: float = Field(ge=0, le=1)
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+
+
+class KlMean(Document):
+    """Mean KL divergence from the baseline's to the candidate's label distribution, in nats."""
+
+    max: float = Field(ge=0)
+
+
+class KlP99(Document):
+    """99th percentile of the same divergence, in nats."""
+
+    max: float = Field(ge=0)
+
+
+class Size(Document):
+    """Bytes of the candidate's model files over those of the FP32 baseline's export."""
+
+    max_ratio: float = Field(gt=0)
+
+
+class Speed(Document):
+    """Median latency of the baseline over that of the candidate, paired in one run, at one named shape."""
+
+    min_ratio: float = Field(gt=0)
+    batch_size: int = Field(default=1, ge=1, le=1024)
+    sequence_length: int = Field(default=64, ge=1, le=8192)
+    """Tokens."""
+
+
+class Parity(Document):
+    """Largest absolute logit difference between the compressed model in torch and its export in the runtime."""
+
+    max_logit_difference: float = Field(ge=0)
+
+
+class Gates(Document):
+    accuracy_drop: AccuracyDrop | None = None
+    flips: Flips | None = None
+    kl_mean: KlMean | None = None
+    kl_p99: KlP99 | None = None
+    size: Size | None = None
+    speed: Speed | None = None
+    parity: Parity | None = None
+
+    @model_validator(mode="after")
+    def _has_a_gate(self) -> Gates:
+        if all(getattr(self, name) is None for name in type(self).model_fields):
+            raise ValueError(f"at least one gate is needed; known gates: {', '.join(type(self).model_fields)}")
+        return self
+
+
+class Policy(Document):
+    gates: Gates
+
+    def canonical(self) -> bytes:
+        return canonical_json(self.model_dump(mode="json"))
+
+    @property
+    def digest(self) -> str:
+        return "sha256:" + hashlib.sha256(self.canonical()).hexdigest()
+
+
+def read_policy(text: str) -> Policy:
+    """Parse a policy; a fault is one InvalidPolicy naming the field and what is allowed."""
+    return read_document(Policy, text, InvalidPolicy)

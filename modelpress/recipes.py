@@ -1,0 +1,160 @@
+"""The recipe: an ordered list of stages, written by people as YAML.
+
+    stages:
+      - method: merge_lora
+      - method: prune
+        targets: [ffn]
+        ratio: 0.45
+      - method: recover
+        steps: 200
+      - method: quantize
+        scheme: int8_qat
+        steps: 100
+      - method: export
+        format: onnx
+
+The same types validate it on the client and on the server. A stage's defaults are part of what is signed:
+`Recipe.canonical()` holds every field.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Literal, Union
+
+from pydantic import Field, model_validator
+
+from modelpress.canonical import canonical_json
+from modelpress.documents import Document, read_document
+from modelpress.errors import InvalidRecipe
+
+
+class MergeLora(Document):
+    """Fold LoRA adapters into the base model: FP32 arithmetic, one rounding to the stored dtype."""
+
+    method: Literal["merge_lora"] = "merge_lora"
+    adapters: tuple[str, ...] = ()
+    """Names of the request's adapters to merge, in order. Empty: all of them."""
+
+
+class Prune(Document):
+    """Remove whole structures and rewrite the config, so that plain `from_pretrained` loads the result."""
+
+    method: Literal["prune"] = "prune"
+    targets: tuple[Literal["ffn", "heads"], ...] = ("ffn",)
+    """What to remove. `heads` removes attention heads together with hidden width: BERT's config can state no other."""
+    ratio: float = Field(default=0.4, gt=0, lt=1)
+    """Share of each target's structures to remove, in (0, 1)."""
+    importance: Literal["magnitude", "taylor"] = "taylor"
+    """How a structure's weight in the output is judged; `taylor` reads training data."""
+    round_to: int = Field(default=8, ge=1, le=256)
+    """What remains is a multiple of this many structures: odd widths run slower."""
+    calibration_examples: int = Field(default=512, ge=1, le=100_000)
+    """Training examples that Taylor importance reads."""
+
+
+class TrainingArguments(Document):
+    """What every training stage shares."""
+
+    steps: int = Field(default=200, ge=0, le=1_000_000)
+    """Optimizer steps."""
+    batch_size: int = Field(default=32, ge=1, le=4096)
+    """Examples of one forward pass."""
+    gradient_accumulation: int = Field(default=1, ge=1, le=1024)
+    """Forward passes per optimizer step."""
+    learning_rate: float = Field(default=2e-4, gt=0, le=1)
+    warmup_fraction: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the steps with a rising learning rate; afterwards it falls on a cosine to 0."""
+    weight_decay: float = Field(default=0.01, ge=0, le=1)
+    temperature: float = Field(default=2.0, gt=0, le=100)
+    """Softens both distributions of the KL distillation loss."""
+    kl_weight: float = Field(default=1.0, ge=0)
+    hidden_state_weight: float = Field(default=1.0, ge=0)
+    """Weight of the mean squared error between hidden states of teacher and student."""
+    label_weight: float = Field(default=0.0, ge=0)
+    """Weight of the cross entropy with the data's own labels."""
+    checkpoint_every: int = Field(default=25, ge=1)
+    """Steps between checkpoints, and between looks at the held-out split."""
+    max_length: int = Field(default=128, ge=8, le=8192)
+    """Tokens; longer training texts are cut, and counted in the record."""
+    mixed_precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """`auto`: bfloat16 autocast on CUDA, float32 on CPU."""
+    activation_checkpointing: bool = False
+
+
+class Recover(TrainingArguments):
+    """Train the pruned model against the unpruned one (distillation)."""
+
+    method: Literal["recover"] = "recover"
+
+
+class Quantize(TrainingArguments):
+    """INT8 weights and activations through torchao PT2E; `int8_qat` starts from the calibrated post-training state."""
+
+    method: Literal["quantize"] = "quantize"
+    scheme: Literal["int8_qat", "int8_ptq"] = "int8_qat"
+    steps: int = Field(default=100, ge=0, le=1_000_000)
+    learning_rate: float = Field(default=2e-5, gt=0, le=1)
+    calibration_examples: int = Field(default=256, ge=1, le=100_000)
+    """Training examples that set the activation ranges."""
+    embeddings: Literal["int8", "float32"] = "int8"
+    """Embedding tables: INT8 per row, or left float."""
+    ignore: tuple[str, ...] = ()
+    """Module names (exact, or `re:` and a regular expression) that stay float. One that matches nothing is refused."""
+
+
+class Export(Document):
+    """Write the model in its target format."""
+
+    method: Literal["export"] = "export"
+    format: Literal["onnx"] = "onnx"
+    opset: int = Field(default=18, ge=17, le=21)
+
+
+Stage = Annotated[Union[MergeLora, Prune, Recover, Quantize, Export], Field(discriminator="method")]
+
+NEEDS_TRAINING_DATA = ("recover", "quantize")
+
+
+class Recipe(Document):
+    """An ordered list of stages; the last one, and only the last one, is `export`."""
+
+    stages: tuple[Stage, ...] = Field(min_length=1, max_length=32)
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> Recipe:
+        methods = [stage.method for stage in self.stages]
+        if methods[-1] != "export" or methods.count("export") != 1:
+            raise ValueError("the last stage must be 'export', and only the last: end the list with `- method: export`")
+        for method in ("merge_lora", "quantize"):
+            if methods.count(method) > 1:
+                raise ValueError(f"{method!r} stands {methods.count(method)} times: at most once is possible")
+        if "merge_lora" in methods and methods[0] != "merge_lora":
+            raise ValueError("'merge_lora' must be the first stage: an adapter fits only the model that it was trained on")
+        if "quantize" in methods and methods.index("quantize") != len(methods) - 2:
+            raise ValueError("'quantize' must stand right before 'export': what is quantized is what ships")
+        if "recover" in methods and "prune" not in methods[: methods.index("recover")]:
+            raise ValueError("'recover' needs a 'prune' stage before it: there is nothing to recover from")
+        return self
+
+    @property
+    def needs_training_data(self) -> tuple[str, ...]:
+        """Methods of this recipe that read the training dataset."""
+        return tuple(
+            stage.method
+            for stage in self.stages
+            if stage.method in NEEDS_TRAINING_DATA or (isinstance(stage, Prune) and stage.importance == "taylor")
+        )
+
+    def canonical(self) -> bytes:
+        """Canonical JSON with every default written out."""
+        return canonical_json(self.model_dump(mode="json"))
+
+    @property
+    def digest(self) -> str:
+        return "sha256:" + hashlib.sha256(self.canonical()).hexdigest()
+
+
+def read_recipe(text: str) -> Recipe:
+    """Parse a recipe; a fault is one InvalidRecipe naming the field and what is allowed."""
+    return read_document(Recipe, text, InvalidRecipe)
