@@ -46,6 +46,8 @@ class Job:
     adapters: tuple[Adapter, ...] = ()
     teacher: Path | None = None
     """The merged, unpruned model: what `recover` and `quantize` distil from."""
+    evidence: Path | None = None
+    """An empty folder for what proves the stage but does not ship, e.g. the export's parity reference."""
     data: Data | None = None
 
 

@@ -21,7 +21,6 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
-    Text,
     UniqueConstraint,
 )
 
@@ -161,11 +160,3 @@ checkpoints = Table(
     Column("digest", DIGEST, nullable=False),
     Column("created", Float, nullable=False),
 )
-
-trusted_manifests = Table(
-    "manifests",
-    metadata,
-    Column("digest", DIGEST, primary_key=True),
-    Column("body", Text, nullable=False),
-)
-"""Manifests of step outputs and checkpoints (canonical JSON)."""

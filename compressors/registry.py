@@ -1,0 +1,19 @@
+"""The recipe's methods and what runs them. A new compressor is one file and one row here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from compressors.stages import Job, Monitor
+from modelpress.reports import StageRecord
+
+
+class Compressor(NamedTuple):
+    """`version` is the stage's VERSION: raised whenever its output may change."""
+
+    run: Callable[[Any, Job, Monitor], StageRecord]
+    version: int
+
+
+COMPRESSORS: Mapping[str, Compressor] = {}

@@ -1,0 +1,31 @@
+"""Named points before and after every durable write, where a test can end the process.
+
+    MODELPRESS_KILL_AT=store.put.before_rename:2    SIGKILL at the second time that this point is passed
+
+Without the variable a point does nothing. `POINTS` lists them all, so that a test can visit every one; a name that is
+not in it raises at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+
+VARIABLE = "MODELPRESS_KILL_AT"
+
+POINTS: tuple[str, ...] = ()
+"""Filled in by the modules' own order on the main path."""
+
+_passed: Counter[str] = Counter()
+
+
+def fault_point(name: str) -> None:
+    """Pass a point: SIGKILL to this process where the environment asks for it, else nothing."""
+    if name not in POINTS:
+        raise LookupError(f"fault point {name!r} is not listed in service.faults.POINTS")
+    wanted, _, count = os.environ.get(VARIABLE, "").partition(":")
+    if name == wanted:
+        _passed[name] += 1
+        if _passed[name] == int(count or 1):
+            os.kill(os.getpid(), signal.SIGKILL)
