@@ -89,6 +89,7 @@ conversions = Table(
     Column("queue_deadline", Float),
     Column("run_seconds", Float, nullable=False),
     Column("attempt", Integer, nullable=False),
+    Column("crashes", Integer, nullable=False),
     Column("version", Integer, nullable=False),
     Column("fence", Integer, nullable=False),
     Column("lease_holder", String(64)),
@@ -104,7 +105,8 @@ conversions = Table(
     Index("ix_conversions_queue", "state", "priority", "created"),
     Index("ix_conversions_listing", "tenant", "created", "id"),
 )
-"""`request` is the request as canonical values; `run_seconds` the time that all attempts ran so far."""
+"""`request` is the request as canonical values; `run_seconds` the time that all attempts ran so far;
+`crashes` counts workers that died without an answer since the conversion was created or retried."""
 
 conversion_labels = Table(
     "conversion_labels",

@@ -1,0 +1,121 @@
+"""What a worker process is asked and what it answers.
+
+An operation is `run(task) -> TaskResult` and a version. It reads `task.inputs`, may write a result into the empty
+folder `task.output` and what proves it into the empty folder `task.evidence`, and returns its figures. When it has
+returned, the process stores `output` (where not empty) as a manifest, whose digest becomes `StepResult.digest`, and
+`evidence` (where not empty) as a manifest, whose digest becomes `record["evidence"]`.
+
+Between the processes travel JSON messages, one object with one key each, never pickles: a worker that a model has
+taken over must not be able to run code in the service, which holds the signing key.
+
+    service -> worker   run, saved, stop
+    worker -> service   ready, progress, checkpoint, done, failed
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from compressors.stages import Monitor
+from modelpress.canonical import canonical_json
+from modelpress.digests import Digest
+from modelpress.errors import InternalError
+from service.steps import Step
+
+MAX_MESSAGE_BYTES = 16 << 20
+"""Records are figures; anything larger belongs into `output` or `evidence`."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One step as its operation sees it. `folder` is private scratch space that is deleted afterwards."""
+
+    step: Step
+    folder: Path
+    inputs: Mapping[str, Path]
+    """Role -> folder, fetched from the store and verified. Read only."""
+    output: Path
+    evidence: Path
+    device: str
+    """`cpu` or `cuda`."""
+    threads: int
+    monitor: Monitor
+    """`progress(Progress(done, total, loss, figures))`, `save_checkpoint(step, write)`, `checkpoint()`."""
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """`record` holds JSON values only; NaN and infinity are refused when it is sent."""
+
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Operation(NamedTuple):
+    """`version` is raised whenever the result may change: every cache key holds it."""
+
+    run: Callable[[Task], TaskResult]
+    version: int
+    methods: Mapping[str, int] = {}
+    """Where `arguments["method"]` picks one of several algorithms: the version of each."""
+
+
+def versions_of(operations: Mapping[str, Operation]) -> dict[str, int]:
+    """`predict` -> 1, `compress/prune` -> 3: what `operation_version` looks up."""
+    found = {name: operation.version for name, operation in operations.items()}
+    for name, operation in operations.items():
+        found |= {f"{name}/{method}": version for method, version in operation.methods.items()}
+    return found
+
+
+def operation_version(versions: Mapping[str, int], step: Step) -> str:
+    """The version of a step's operation and, where its arguments name a method, of that method."""
+    names = [step.operation]
+    if f"{step.operation}/{step.arguments.get('method')}" in versions:
+        names.append(f"{step.operation}/{step.arguments['method']}")
+    unknown = [name for name in names if name not in versions]
+    if unknown:
+        raise InternalError(f"step {step.name!r} wants the operation {unknown[0]!r}; known are {', '.join(versions)}")
+    return ".".join(str(versions[name]) for name in names)
+
+
+def send(connection: Connection, kind: str, body: Mapping[str, Any]) -> None:
+    """Send one message. Raises InternalError where it is larger than MAX_MESSAGE_BYTES."""
+    data = canonical_json({kind: dict(body)})
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise InternalError(f"a {kind!r} message has {len(data)} bytes, at most {MAX_MESSAGE_BYTES} are allowed")
+    connection.send_bytes(data)
+
+
+def receive(connection: Connection) -> tuple[str, dict[str, Any]]:
+    """The next message as (kind, body). EOFError where the other side is gone, InternalError where it is garbled."""
+    data = connection.recv_bytes(MAX_MESSAGE_BYTES)
+    try:
+        ((kind, body),) = json.loads(data).items()
+        return str(kind), dict(body)
+    except (ValueError, AttributeError, TypeError):
+        raise InternalError("a worker sent a message that is not one JSON object with one key") from None
+
+
+def step_to_json(step: Step) -> dict[str, Any]:
+    return {
+        "name": step.name,
+        "operation": step.operation,
+        "arguments": dict(step.arguments),
+        "inputs": {role: str(digest) for role, digest in step.inputs.items()},
+        "seed": step.seed,
+    }
+
+
+def step_from_json(value: Mapping[str, Any]) -> Step:
+    return Step(
+        name=value["name"],
+        operation=value["operation"],
+        arguments=value["arguments"],
+        inputs={role: Digest(digest) for role, digest in value["inputs"].items()},
+        seed=value["seed"],
+    )
