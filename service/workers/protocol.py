@@ -56,31 +56,10 @@ class TaskResult:
 
 
 class Operation(NamedTuple):
-    """`version` is raised whenever the result may change: every cache key holds it."""
+    """One row of `operations.OPERATIONS`. `version` is raised whenever the result may change: cache keys hold it."""
 
     run: Callable[[Task], TaskResult]
     version: int
-    methods: Mapping[str, int] = {}
-    """Where `arguments["method"]` picks one of several algorithms: the version of each."""
-
-
-def versions_of(operations: Mapping[str, Operation]) -> dict[str, int]:
-    """`predict` -> 1, `compress/prune` -> 3: what `operation_version` looks up."""
-    found = {name: operation.version for name, operation in operations.items()}
-    for name, operation in operations.items():
-        found |= {f"{name}/{method}": version for method, version in operation.methods.items()}
-    return found
-
-
-def operation_version(versions: Mapping[str, int], step: Step) -> str:
-    """The version of a step's operation and, where its arguments name a method, of that method."""
-    names = [step.operation]
-    if f"{step.operation}/{step.arguments.get('method')}" in versions:
-        names.append(f"{step.operation}/{step.arguments['method']}")
-    unknown = [name for name in names if name not in versions]
-    if unknown:
-        raise InternalError(f"step {step.name!r} wants the operation {unknown[0]!r}; known are {', '.join(versions)}")
-    return ".".join(str(versions[name]) for name in names)
 
 
 def send(connection: Connection, kind: str, body: Mapping[str, Any]) -> None:
