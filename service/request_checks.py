@@ -1,0 +1,95 @@
+"""What must hold between the parts of a request: pure checks, each raising one sentence with field and cure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from modelpress.digests import Digest
+from modelpress.errors import InvalidRecipe, InvalidRequest
+from modelpress.recipes import MergeLora, Recipe
+
+MAX_ADAPTERS = 64
+MAX_LABELS = 64
+MAX_LABEL_VALUE_CHARACTERS = 255
+
+_LABEL_KEY = re.compile(r"[a-z0-9_./-]{1,63}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} is {value}: it must be {low} to {high}", field=name)
+
+
+def check_labels(labels: Mapping[str, str]) -> None:
+    if len(labels) > MAX_LABELS:
+        raise InvalidRequest(f"{len(labels)} labels: at most {MAX_LABELS} are allowed", field="labels")
+    for key, value in labels.items():
+        if not _LABEL_KEY.fullmatch(key):
+            raise InvalidRequest(
+                f"label key {key[:80]!r} is not 1 to 63 of a-z, 0-9, '-', '_', '.', '/'", field="labels"
+            )
+        if len(value) > MAX_LABEL_VALUE_CHARACTERS or _CONTROL.search(value):
+            raise InvalidRequest(
+                f"the value of label {key!r} has control characters or more than {MAX_LABEL_VALUE_CHARACTERS} characters",
+                field=f"labels.{key}",
+            )
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Adapters' names are unique."""
+    if len(names) > MAX_ADAPTERS:
+        raise InvalidRequest(f"{len(names)} adapters: at most {MAX_ADAPTERS} are allowed", field="inputs.adapters")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise InvalidRequest(f"two adapters are named {twice!r}: give each its own name", field="inputs.adapters.name")
+
+
+def check_adapters(recipe: Recipe, names: Sequence[str]) -> None:
+    """Every adapter is merged, and every adapter that the recipe merges is there."""
+    merge = next((stage for stage in recipe.stages if isinstance(stage, MergeLora)), None)
+    if merge is None:
+        if names:
+            raise InvalidRecipe(
+                f"no stage merges the adapters {', '.join(names)}: put `- method: merge_lora` first in the recipe",
+                field="recipe.stages",
+                reason="ADAPTER_NOT_MERGED",
+            )
+        return
+    if not names:
+        raise InvalidRequest(
+            "inputs.adapters is empty, and recipe.stages[0] is 'merge_lora': name an adapter, or leave the stage out",
+            field="inputs.adapters",
+            reason="ADAPTER_MISSING",
+        )
+    unknown = next((name for name in merge.adapters if name not in names), None)
+    if unknown:
+        raise InvalidRecipe(
+            f"recipe.stages[0].adapters: no adapter {unknown!r} in the request; it has {', '.join(names)}",
+            field="recipe.stages[0].adapters",
+            reason="ADAPTER_MISSING",
+        )
+    unused = next((name for name in names if merge.adapters and name not in merge.adapters), None)
+    if unused:
+        raise InvalidRecipe(
+            f"no stage merges the adapter {unused!r}: add it to recipe.stages[0].adapters, or leave it out",
+            field="recipe.stages[0].adapters",
+            reason="ADAPTER_NOT_MERGED",
+        )
+
+
+def check_training_data(recipe: Recipe, train: Digest | None, validation: Digest | None) -> None:
+    """Stages that read training data have some, e.g. QAT."""
+    readers = recipe.needs_training_data
+    if readers and train is None:
+        raise InvalidRequest(
+            f"inputs.train is required: the recipe's {', '.join(dict.fromkeys(readers))} reads training data",
+            field="inputs.train",
+            reason="TRAINING_DATA_MISSING",
+        )
+    if validation is not None and train is None:
+        raise InvalidRequest(
+            "inputs.validation is set and inputs.train is not: held-out data serves stages that train",
+            field="inputs.validation",
+        )

@@ -1,0 +1,250 @@
+"""The request for a conversion as one frozen value, valid once built.
+
+    request = request_from_proto(message)              # InvalidRequest names the field, value and cure
+    ConversionRequest.from_json(request.to_json()) == request
+
+What needs the store or the artifacts' facts (does the adapter fit the base?) is `service.preflight`'s question.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+
+from modelpress.canonical import canonical_json
+from modelpress.digests import Digest, digest_bytes
+from modelpress.errors import InvalidRequest
+from modelpress.evaluations import Evaluation, read_evaluation
+from modelpress.policies import Policy, read_policy
+from modelpress.recipes import Recipe, read_recipe
+from modelpress.v1 import conversions_pb2 as pb
+from service.request_checks import check_adapters, check_labels, check_names, check_range, check_training_data
+
+MAX_SEED = 2**31 - 1
+MAX_PRIORITY = 100
+MAX_DURATION_S = 315_576_000_000.0
+"""10,000 years: the range of google.protobuf.Duration."""
+
+_ADAPTER_NAME = re.compile(r"[a-z0-9_-]{1,63}")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9-]{1,63}")
+_ARTIFACT = "artifacts/"
+
+ParsedT = TypeVar("ParsedT")
+
+
+@dataclass(frozen=True)
+class AdapterRequest:
+    """An adapter, the recipe's name for it and its finite, non-zero weight in the merge."""
+
+    name: str
+    artifact: Digest
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not _ADAPTER_NAME.fullmatch(self.name):
+            raise InvalidRequest(
+                f"adapter name {self.name[:80]!r} is not 1 to 63 of a-z, 0-9, '-', '_'", field="inputs.adapters.name"
+            )
+        if not math.isfinite(self.weight) or self.weight == 0:
+            raise InvalidRequest(
+                f"adapter {self.name!r} has weight {self.weight}: use a finite number other than 0",
+                field="inputs.adapters.weight",
+            )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds and bytes, all > 0; None: the server's default."""
+
+    queue_timeout_s: float | None = None
+    run_timeout_s: float | None = None
+    memory_limit_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("queue_timeout", "run_timeout"):
+            seconds = getattr(self, f"{name}_s")
+            if seconds is not None and not 0 < seconds <= MAX_DURATION_S:
+                raise InvalidRequest(
+                    f"limits.{name} is {seconds:g} s: use a positive duration, or leave it unset",
+                    field=f"limits.{name}",
+                )
+        if self.memory_limit_bytes is not None and self.memory_limit_bytes <= 0:
+            raise InvalidRequest(
+                f"limits.memory_limit_bytes is {self.memory_limit_bytes}: use a positive number, or 0 for the default",
+                field="limits.memory_limit_bytes",
+            )
+
+
+@dataclass(frozen=True)
+class ConversionRequest:
+    """Everything that decides a conversion's result, and its limits, labels and priority.
+
+    Raises InvalidRequest, InvalidRecipe or InvalidPolicy on a part that cannot be, and on parts that exclude each
+    other, e.g. adapters that no stage merges.
+    """
+
+    base: Digest
+    evaluation_dataset: Digest
+    recipe_yaml: str
+    policy_yaml: str
+    evaluation_yaml: str = ""
+    adapters: tuple[AdapterRequest, ...] = ()
+    train: Digest | None = None
+    validation: Digest | None = None
+    probes: Digest | None = None
+    limits: Limits = Limits()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 0
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("seed", self.seed, 0, MAX_SEED)
+        check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        check_labels(self.labels)
+        names = [adapter.name for adapter in self.adapters]
+        check_names(names)
+        _ = self.evaluation, self.policy
+        check_adapters(self.recipe, names)
+        check_training_data(self.recipe, self.train, self.validation)
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return _parse(read_recipe, self.recipe_yaml, "recipe")
+
+    @cached_property
+    def evaluation(self) -> Evaluation:
+        """How to measure; an empty text stands for the defaults."""
+        if not self.evaluation_yaml.strip():
+            return Evaluation()
+        return _parse(read_evaluation, self.evaluation_yaml, "evaluation")
+
+    @cached_property
+    def policy(self) -> Policy:
+        return _parse(read_policy, self.policy_yaml, "policy")
+
+    @cached_property
+    def digest(self) -> Digest:
+        """Names the request: two bodies under one `request_id` are equal when their digests are."""
+        return digest_bytes(canonical_json(self.to_json()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values: the `conversions.request` column. The three texts stand in it byte for byte."""
+        return {
+            "base": str(self.base),
+            "adapters": [{"name": a.name, "artifact": str(a.artifact), "weight": a.weight} for a in self.adapters],
+            "train": _text(self.train),
+            "validation": _text(self.validation),
+            "evaluation_dataset": str(self.evaluation_dataset),
+            "probes": _text(self.probes),
+            "recipe_yaml": self.recipe_yaml,
+            "evaluation_yaml": self.evaluation_yaml,
+            "policy_yaml": self.policy_yaml,
+            "limits": asdict(self.limits),
+            "labels": dict(self.labels),
+            "seed": self.seed,
+            "priority": self.priority,
+        }
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> ConversionRequest:
+        """The inverse of `to_json`."""
+        return ConversionRequest(
+            base=Digest(value["base"]),
+            adapters=tuple(AdapterRequest(a["name"], Digest(a["artifact"]), a["weight"]) for a in value["adapters"]),
+            train=_digest(value["train"]),
+            validation=_digest(value["validation"]),
+            evaluation_dataset=Digest(value["evaluation_dataset"]),
+            probes=_digest(value["probes"]),
+            recipe_yaml=value["recipe_yaml"],
+            evaluation_yaml=value["evaluation_yaml"],
+            policy_yaml=value["policy_yaml"],
+            limits=Limits(**value["limits"]),
+            labels=value["labels"],
+            seed=value["seed"],
+            priority=value["priority"],
+        )
+
+
+def request_from_proto(message: pb.CreateConversionRequest) -> ConversionRequest:
+    """Read the wire's request; `request_id` is checked, and belongs to the call, not to the value."""
+    check_request_id(message.request_id)
+    inputs = message.inputs
+    return ConversionRequest(
+        base=artifact_digest(inputs.base, field="inputs.base"),
+        adapters=tuple(_adapter(adapter, index) for index, adapter in enumerate(inputs.adapters)),
+        train=_optional_digest(inputs.train, "inputs.train"),
+        validation=_optional_digest(inputs.validation, "inputs.validation"),
+        evaluation_dataset=artifact_digest(inputs.evaluation, field="inputs.evaluation"),
+        probes=_optional_digest(inputs.probes, "inputs.probes"),
+        recipe_yaml=message.recipe.yaml,
+        evaluation_yaml=message.evaluation.yaml,
+        policy_yaml=message.policy.yaml,
+        limits=_limits(message.limits),
+        labels=dict(message.labels),
+        seed=message.seed,
+        priority=message.priority,
+    )
+
+
+def artifact_digest(name: str, *, field: str) -> Digest:
+    """The digest in `artifacts/sha256:<hex>`; InvalidRequest naming `field` for anything else."""
+    if not name:
+        raise InvalidRequest(f"{field} is required: name an artifact as 'artifacts/sha256:<hex>'", field=field)
+    try:
+        return Digest(name.removeprefix(_ARTIFACT) if name.startswith(_ARTIFACT) else "")
+    except InvalidRequest:
+        raise InvalidRequest(
+            f"{field} is {name[:100]!r}: name an artifact as 'artifacts/sha256:' and 64 lower-case hex digits",
+            field=field,
+        ) from None
+
+
+def check_request_id(request_id: str) -> None:
+    """Raise InvalidRequest unless it is empty or 1 to 63 of A-Z, a-z, 0-9, `-`."""
+    if request_id and not _REQUEST_ID.fullmatch(request_id):
+        raise InvalidRequest(f"request_id {request_id[:80]!r} is not 1 to 63 of A-Z, a-z, 0-9, '-'", field="request_id")
+
+
+def _optional_digest(name: str, field: str) -> Digest | None:
+    return artifact_digest(name, field=field) if name else None
+
+
+def _text(digest: Digest | None) -> str | None:
+    return str(digest) if digest else None
+
+
+def _digest(text: str | None) -> Digest | None:
+    return Digest(text) if text else None
+
+
+def _adapter(message: pb.AdapterInput, index: int) -> AdapterRequest:
+    artifact = artifact_digest(message.artifact, field=f"inputs.adapters[{index}].artifact")
+    return AdapterRequest(message.name, artifact, message.weight or 1.0)
+
+
+def _limits(message: pb.Limits) -> Limits:
+    return Limits(
+        queue_timeout_s=_seconds(message.queue_timeout) if message.HasField("queue_timeout") else None,
+        run_timeout_s=_seconds(message.run_timeout) if message.HasField("run_timeout") else None,
+        memory_limit_bytes=message.memory_limit_bytes or None,
+    )
+
+
+def _seconds(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9
+
+
+def _parse(read: Callable[[str], ParsedT], text: str, field: str) -> ParsedT:
+    """Read one of the request's texts; a fault's path starts with the request's field."""
+    try:
+        return read(text)
+    except InvalidRequest as fault:
+        path = f"{field}.{fault.field}" if fault.field else field
+        sentence = f"{field}.{fault.message}" if fault.field else f"{field}: {fault.message}"
+        raise type(fault)(sentence, reason=fault.reason, field=path, metadata=fault.metadata) from None
