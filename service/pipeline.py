@@ -23,7 +23,6 @@ from service.publication import Publication, publish
 from service.requests import AdapterRequest
 from service.steps import Step, StepResult
 
-
 BASELINE_EXPORT = "export/baseline"
 
 
@@ -64,7 +63,8 @@ def run(desk: Desk) -> Publication:
     evaluation = evaluate(plan, exported, desk)
     drift = measure_drift(plan, exported, desk)
     decision = decide(plan.request.policy, evaluation, drift)
-    report = assemble_report(desk, (*compressed.stages, exported.stage), evaluation, drift, decision)
+    stages = (*compressed.stages, exported.stage)
+    report = assemble_report(desk, exported.candidate, stages, (evaluation, drift), decision)
     return publish(report, sources(plan.request, exported.candidate), desk)
 
 

@@ -1,0 +1,110 @@
+"""From step results to the report: every figure is copied from a record, none is made here.
+
+`measured_by` of each part is the conversion whose step measured it; another conversion's id means a cache hit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+
+from modelpress.digests import Digest, digest_bytes
+from modelpress.reports import (
+    DriftReport,
+    EvaluationReport,
+    GateDecision,
+    Input,
+    LatencyRow,
+    Report,
+    StageRecord,
+)
+from service.desk import Desk
+from service.publication import Sources
+from service.requests import ConversionRequest
+from service.steps import StepResult
+
+
+def assemble_evaluation(
+    predictions: Mapping[str, StepResult], quality: StepResult, parity: StepResult, latency: StepResult
+) -> EvaluationReport:
+    """`predictions` by role (`baseline`, `candidate`); the three measurements' records are parts of the report."""
+    parts = dict(quality.record)
+    for role, result in predictions.items():
+        parts[role] = {**parts[role], "measured_by": result.measured_by}
+    return EvaluationReport.model_validate(
+        {
+            **parts,
+            "parity": parity.record,
+            "latency": [LatencyRow.model_validate(row) for row in latency.record["rows"]],
+            "latency_measured_by": latency.measured_by,
+        }
+    )
+
+
+def assemble_drift(drift: StepResult) -> DriftReport:
+    return DriftReport.model_validate(drift.record)
+
+
+def assemble_report(
+    desk: Desk,
+    model: Digest,
+    stages: Sequence[StepResult],
+    measured: tuple[EvaluationReport, DriftReport],
+    decision: GateDecision,
+) -> Report:
+    conversion, request = desk.conversion, desk.conversion.request
+    now = desk.now()
+    return Report(
+        conversion=f"conversions/{conversion.id}",
+        created=datetime.fromtimestamp(now, timezone.utc).isoformat(timespec="seconds"),
+        requested_by=conversion.requested_by,
+        labels=dict(request.labels),
+        inputs=tuple(_inputs(request, desk)),
+        model_digest=str(model),
+        recipe_digest=str(digest_bytes(request.recipe_yaml.encode())),
+        policy_digest=str(digest_bytes(request.policy_yaml.encode())),
+        seed=request.seed,
+        stages=tuple(_stage(result) for result in stages),
+        evaluation=measured[0],
+        drift=measured[1],
+        decision=decision,
+        environment=desk.environment,
+        reused_from=desk.reused_from,
+        warnings=tuple(_warnings(request, measured[0])),
+        seconds=now - conversion.started,
+    )
+
+
+def _stage(result: StepResult) -> StageRecord:
+    record = {name: value for name, value in result.record.items() if name in StageRecord.model_fields}
+    return StageRecord.model_validate({**record, "measured_by": result.measured_by})
+
+
+def _inputs(request: ConversionRequest, desk: Desk) -> Iterator[Input]:
+    roles: dict[str, Digest | None] = {"base": request.base}
+    roles |= {f"adapter {adapter.name}": adapter.artifact for adapter in request.adapters}
+    roles |= {"train": request.train, "validation": request.validation}
+    roles |= {"evaluation": request.evaluation_data, "probes": request.probes}
+    for role, digest in roles.items():
+        if digest:
+            yield Input(role=role, digest=str(digest), size_bytes=desk.store.manifest(digest).size_bytes)
+
+
+def _warnings(request: ConversionRequest, evaluation: EvaluationReport) -> Iterator[str]:
+    if request.probes is None:
+        yield "no probes were given: drift was measured on the evaluation texts"
+    if request.train and request.validation is None:
+        yield "no validation dataset was given: a tenth of the training data was held out to choose by"
+    for model in (evaluation.baseline, evaluation.candidate):
+        if model.truncated:
+            yield f"{model.truncated} evaluation texts were truncated at the maximum length"
+
+
+def sources(request: ConversionRequest, model: Digest) -> Sources:
+    """What the output folder holds besides the report."""
+    return Sources(
+        model=model,
+        recipe_yaml=request.recipe_yaml,
+        policy_yaml=request.policy_yaml,
+        evaluation_yaml=request.evaluation_yaml,
+    )
