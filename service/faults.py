@@ -14,7 +14,19 @@ from collections import Counter
 
 VARIABLE = "MODELPRESS_KILL_AT"
 
-POINTS: tuple[str, ...] = ()
+POINTS: tuple[str, ...] = (
+    "store.put.unsynced",
+    "store.put.before",
+    "store.put.after",
+    "upload.create.before",
+    "upload.create.after",
+    "upload.write.unsynced",
+    "upload.write.after",
+    "upload.complete.before",
+    "upload.complete.after",
+    "artifact.create.before",
+    "artifact.create.after",
+)
 """Filled in by the modules' own order on the main path."""
 
 _passed: Counter[str] = Counter()

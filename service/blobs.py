@@ -1,0 +1,164 @@
+"""Where blobs lie: a local folder, or an object store by URL. Only digests make paths.
+
+<root>/blobs/sha256/ab/<hex>     complete blobs: written once, never changed
+<root>/staging/                  files on their way in, on the same file system, so that a rename publishes them
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+import obstore
+from obstore.store import from_url
+
+from modelpress.digests import CHUNK_BYTES, Digest
+from modelpress.errors import InvalidRequest, NotFound, OverLimit
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Blobs(Protocol):
+    """Complete blobs by digest. `staging` is a local folder; `publish` takes a closed, synced file out of it."""
+
+    staging: Path
+
+    def size(self, digest: Digest) -> int | None:
+        """Bytes, or None where there is no such blob."""
+
+    def read(self, digest: Digest, *, offset: int, length: int) -> Iterator[bytes]:
+        """Exactly `length` bytes from `offset` on, in chunks of at most 1 MiB. NotFound where there is no such blob."""
+
+    def publish(self, file: Path, digest: Digest) -> None:
+        """Make `file` the blob, durable when this returns. The file is used up."""
+
+    def delete(self, digest: Digest) -> None:
+        """No blob afterwards, whether or not there was one."""
+
+
+def open_blobs(url: str, scratch: Path) -> Blobs:
+    """A path or `file://` URL: LocalBlobs; any URL that obstore knows (`s3://bucket/prefix`): ObjectBlobs."""
+    parts = urlsplit(url)
+    if parts.scheme in ("", "file"):
+        return LocalBlobs(Path(unquote(parts.path) if parts.scheme else url))
+    return ObjectBlobs(url, scratch / "staging")
+
+
+class LocalBlobs:
+    def __init__(self, root: Path) -> None:
+        self._blobs = root / "blobs" / "sha256"
+        self.staging = root / "staging"
+        for folder in (self._blobs, self.staging):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def size(self, digest: Digest) -> int | None:
+        try:
+            return self._path(digest).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def read(self, digest: Digest, *, offset: int, length: int) -> Iterator[bytes]:
+        try:
+            source = self._path(digest).open("rb")
+        except FileNotFoundError:
+            raise NotFound(f"no blob {digest}") from None
+        with source:
+            source.seek(offset)
+            while length > 0 and (chunk := source.read(min(CHUNK_BYTES, length))):
+                length -= len(chunk)
+                yield chunk
+
+    def publish(self, file: Path, digest: Digest) -> None:
+        target = self._path(digest)
+        with storage_errors():
+            if not target.parent.is_dir():
+                target.parent.mkdir(exist_ok=True)
+                sync_folder(self._blobs)
+            file.rename(target)
+            sync_folder(target.parent)
+
+    def delete(self, digest: Digest) -> None:
+        self._path(digest).unlink(missing_ok=True)
+
+    def _path(self, digest: Digest) -> Path:
+        return self._blobs / digest.hex[:2] / digest.hex
+
+
+class ObjectBlobs:
+    """An object store. A put is atomic and durable by itself; large files go up in parts.
+
+    Credentials come from the environment, as the store's own tools read them (`AWS_ACCESS_KEY_ID`, ...).
+    """
+
+    def __init__(self, url: str, staging: Path) -> None:
+        options = {"timeout": timedelta(minutes=5)} | ({"allow_http": True} if _plain_http_allowed() else {})
+        try:
+            self._store = from_url(url, client_options=options)
+        except (ValueError, obstore.exceptions.BaseError):
+            raise InvalidRequest(
+                "storage.store is no URL of an object store: use a folder, or e.g. s3://bucket/prefix",
+                field="storage.store",
+            ) from None
+        self.staging = staging
+        staging.mkdir(parents=True, exist_ok=True)
+
+    def size(self, digest: Digest) -> int | None:
+        try:
+            return int(obstore.head(self._store, _key(digest))["size"])
+        except FileNotFoundError:
+            return None
+
+    def read(self, digest: Digest, *, offset: int, length: int) -> Iterator[bytes]:
+        for start in range(offset, offset + length, CHUNK_BYTES):
+            wanted = min(CHUNK_BYTES, offset + length - start)
+            try:
+                yield bytes(obstore.get_range(self._store, _key(digest), start=start, length=wanted))
+            except FileNotFoundError:
+                raise NotFound(f"no blob {digest}") from None
+
+    def publish(self, file: Path, digest: Digest) -> None:
+        obstore.put(self._store, _key(digest), file)
+        file.unlink()
+
+    def delete(self, digest: Digest) -> None:
+        with suppress(FileNotFoundError):
+            obstore.delete(self._store, _key(digest))
+
+
+def _key(digest: Digest) -> str:
+    return f"blobs/sha256/{digest.hex[:2]}/{digest.hex}"
+
+
+def _plain_http_allowed() -> bool:
+    """obstore refuses http:// endpoints unless told; the variable is the one that its own documentation names."""
+    return os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def storage_errors() -> Iterator[None]:
+    """A full disk or quota becomes one clear OverLimit; every other OSError stays what it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise OverLimit(
+                "the server's storage is full: nothing was kept of this write; free space there or ask its operator, "
+                "then send it again",
+                reason="STORAGE_FULL",
+            ) from error
+        raise
