@@ -32,7 +32,7 @@ def check_labels(labels: Mapping[str, str]) -> None:
             )
         if len(value) > MAX_LABEL_VALUE_CHARACTERS or _CONTROL.search(value):
             raise InvalidRequest(
-                f"the value of label {key!r} has control characters or more than {MAX_LABEL_VALUE_CHARACTERS} characters",
+                f"label {key!r} has control characters or more than {MAX_LABEL_VALUE_CHARACTERS} characters",
                 field=f"labels.{key}",
             )
 
