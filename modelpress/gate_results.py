@@ -1,0 +1,129 @@
+"""One gate's question, outcome and sentence: what is common to every gate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from modelpress.reports import GateResult, Interval, Outcome
+
+
+@dataclass(frozen=True)
+class Question:
+    """Is the figure of gate `name` at most, or at least, `bound`?"""
+
+    name: str
+    bound: float
+    unit: str
+    comparison: Literal["<=", ">="] = "<="
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A figure that another sample, or another run, would give differently. `n` counts examples or repeats.
+
+    `needed` computes how many examples would tell where the interval holds the bound; None where none would.
+    """
+
+    figure: float
+    interval: Interval
+    n: int
+    needed: Callable[[], int | None]
+
+
+class Wording(NamedTuple):
+    """How a gate's figure is written: `scale` times the figure, then `suffix`; `counted` names what n counts."""
+
+    title: str
+    scale: float
+    suffix: str
+    counted: str = "examples"
+
+
+WORDINGS: Mapping[str, Wording] = {
+    "accuracy_drop": Wording("Accuracy drop", 100, " points"),
+    "flips": Wording("Share of changed predictions", 100, " %"),
+    "kl_mean": Wording("Mean KL divergence", 1, " nats"),
+    "kl_p99": Wording("99th percentile of the KL divergence", 1, " nats"),
+    "size": Wording("Size", 100, " % of the baseline's bytes"),
+    "speed": Wording("Speed-up", 1, "x", "repeats"),
+    "parity": Wording("Largest logit difference between torch and the runtime", 1, ""),
+}
+DIGITS, ALL_DIGITS = 3, 9
+
+
+def judge_figure(question: Question, figure: float | None) -> GateResult:
+    """Judge an exact figure against the bound; one that is missing or not finite is never passed."""
+    if figure is None or not math.isfinite(figure):
+        return no_figure(question)
+    met = figure <= question.bound if question.comparison == "<=" else figure >= question.bound
+    outcome = Outcome.PASSED if met else Outcome.FAILED
+    return _result(question, outcome, figure, f"{_claim(question, figure)}: {outcome.name.lower()}.")
+
+
+def judge_sample(question: Question, sample: Sample | None) -> GateResult:
+    """Judge a sampled figure: passed, or failed, only where its whole interval lies on one side of the bound."""
+    if sample is None or not all(map(math.isfinite, (sample.figure, sample.interval.low, sample.interval.high))):
+        return no_figure(question)
+    outcome = _outcome(question, sample.interval)
+    needed = sample.needed() if outcome is Outcome.INCONCLUSIVE else None
+    sentence = f"{_claim(question, sample.figure, sample)}: {_because(question, outcome, sample, needed)}."
+    result = _result(question, outcome, sample.figure, sentence)
+    return result.model_copy(update={"interval": sample.interval, "examples_needed": needed})
+
+
+def no_figure(question: Question) -> GateResult:
+    return unjudged(question, None, "there is nothing that it could be computed from")
+
+
+def unjudged(question: Question, figure: float | None, why: str) -> GateResult:
+    """A gate that cannot be judged is inconclusive, whatever its figure."""
+    return _result(question, Outcome.INCONCLUSIVE, figure, f"{WORDINGS[question.name].title} cannot be judged: {why}.")
+
+
+def _outcome(question: Question, interval: Interval) -> Outcome:
+    if question.comparison == "<=":
+        passed, failed = interval.high <= question.bound, interval.low > question.bound
+    else:
+        passed, failed = interval.low >= question.bound, interval.high < question.bound
+    return Outcome.PASSED if passed else Outcome.FAILED if failed else Outcome.INCONCLUSIVE
+
+
+def _because(question: Question, outcome: Outcome, sample: Sample, needed: int | None) -> str:
+    if outcome is not Outcome.INCONCLUSIVE:
+        return outcome.name.lower()
+    counted = WORDINGS[question.name].counted
+    cure = f"about {needed:,} would at the rates seen" if needed else "more of them may"
+    return f"the interval holds the bound, so {sample.n:,} {counted} cannot tell; {cure}"
+
+
+def _claim(question: Question, figure: float, sample: Sample | None = None) -> str:
+    """E.g. `Accuracy drop is 0.381 points (95 % interval -0.14 to 0.91, 2,101 examples), at most 1 points allowed`."""
+    wording = WORDINGS[question.name]
+    digits = DIGITS if _number(wording, figure, DIGITS) != _number(wording, question.bound, DIGITS) else ALL_DIGITS
+    drawn = ""
+    if sample:
+        low, high = (_number(wording, end, digits) for end in (sample.interval.low, sample.interval.high))
+        drawn = f" ({100 * sample.interval.confidence:.3g} % interval {low} to {high}, {sample.n:,} {wording.counted})"
+    limit = "at most" if question.comparison == "<=" else "at least"
+    verb = "allowed" if question.comparison == "<=" else "required"
+    bound = _number(wording, question.bound, digits) + wording.suffix
+    return f"{wording.title} is {_number(wording, figure, digits)}{wording.suffix}{drawn}, {limit} {bound} {verb}"
+
+
+def _number(wording: Wording, value: float, digits: int) -> str:
+    return f"{wording.scale * value:.{digits}g}"
+
+
+def _result(question: Question, outcome: Outcome, figure: float | None, sentence: str) -> GateResult:
+    return GateResult(
+        name=question.name,
+        outcome=outcome,
+        figure=figure,
+        bound=question.bound,
+        comparison=question.comparison,
+        unit=question.unit,
+        sentence=sentence,
+    )
