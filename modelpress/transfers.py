@@ -1,0 +1,173 @@
+"""Uploads and downloads of blobs: in chunks with CRC32C, resumed after a cut, checked by digest.
+
+upload_blob(connection, file, entry, meter)     resumes at GetUpload.received_bytes
+download_blob(connection, entry, part, meter)   resumes at the bytes that `part` holds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import google_crc32c
+import grpc
+
+from modelpress.connection import Connection
+from modelpress.digests import CHUNK_BYTES, digest_file
+from modelpress.errors import AlreadyExists, DataLoss, DigestMismatch, InvalidRequest, ModelpressError
+from modelpress.manifests import FileEntry
+from modelpress.retries import Patience
+from modelpress.v1 import artifacts_pb2
+
+HELD = "BLOB_EXISTS"
+"""CreateUpload's reason for a blob that the server holds already."""
+
+
+@dataclass(frozen=True)
+class TransferProgress:
+    """Bytes that have moved, of all that must. May fall back after a cut, to what the other side really holds."""
+
+    done_bytes: int
+    total_bytes: int
+
+
+class Meter:
+    """Adds up blobs to one TransferProgress. `show` may be called from gRPC's threads."""
+
+    def __init__(self, total_bytes: int, show: Callable[[TransferProgress], None]) -> None:
+        self._total_bytes = total_bytes
+        self._finished_bytes = 0
+        self._show = show
+
+    def at(self, offset_bytes: int) -> None:
+        """The present blob has come so far."""
+        self._show(TransferProgress(self._finished_bytes + offset_bytes, self._total_bytes))
+
+    def finish(self, entry: FileEntry) -> None:
+        self._finished_bytes += entry.size_bytes
+        self.at(0)
+
+
+def upload_blob(connection: Connection, file: Path, entry: FileEntry, meter: Meter) -> None:
+    """Send what the server does not hold yet; returns when it has verified the digest.
+
+    Where another client sends the same blob, waits for it. Raises DigestMismatch where the file has changed since
+    `entry` was made from it.
+    """
+    patience = connection.policy.patience(connection.policy.stream_patience_s)
+    request = artifacts_pb2.CreateUploadRequest(digest=str(entry.digest), size_bytes=entry.size_bytes)
+    try:
+        upload: artifacts_pb2.Upload = connection.call_patiently("CreateUpload", request, patience)
+        while not upload.complete:
+            upload = _continue_upload(connection, upload, file, meter, patience)
+    except AlreadyExists as fault:
+        if fault.reason != HELD:
+            raise
+    except DigestMismatch:
+        raise _changed(entry.path) from None
+    meter.finish(entry)
+
+
+def _continue_upload(
+    connection: Connection, upload: artifacts_pb2.Upload, file: Path, meter: Meter, patience: Patience
+) -> artifacts_pb2.Upload:
+    """One stream from `received_bytes` on; after a cut, what has arrived."""
+    chunks = _Chunks(file, upload, meter)
+    try:
+        after: artifacts_pb2.Upload = connection.try_once("WriteUpload", iter(chunks))
+    except grpc.RpcError as error:
+        chunks.raise_fault()
+        if not patience.allows("WriteUpload", error.code()):
+            raise connection.translate(error) from None
+        request = artifacts_pb2.GetUploadRequest(name=upload.name)
+        after = connection.call_patiently("GetUpload", request, patience)
+    else:
+        chunks.raise_fault()
+        if not after.complete and after.received_bytes == upload.received_bytes:
+            raise _changed(file.name)
+    if after.received_bytes > upload.received_bytes:
+        patience.renew()
+    return after
+
+
+class _Chunks:
+    """The messages of one WriteUpload.
+
+    gRPC takes them in a thread of its own and would log an exception there, so a fault ends the stream and is kept.
+    """
+
+    def __init__(self, file: Path, upload: artifacts_pb2.Upload, meter: Meter) -> None:
+        self._file = file
+        self._upload = upload
+        self._meter = meter
+        self._fault: ModelpressError | None = None
+
+    def raise_fault(self) -> None:
+        if self._fault:
+            raise self._fault
+
+    def __iter__(self) -> Iterator[artifacts_pb2.WriteUploadRequest]:
+        try:
+            yield from self._messages()
+        except OSError as error:
+            self._fault = InvalidRequest(f"cannot read {self._file.name!r}: {error.strerror}")
+
+    def _messages(self) -> Iterator[artifacts_pb2.WriteUploadRequest]:
+        offset = self._upload.received_bytes
+        with self._file.open("rb") as source:
+            source.seek(offset)
+            while True:
+                data = source.read(min(CHUNK_BYTES, self._upload.size_bytes - offset))
+                yield artifacts_pb2.WriteUploadRequest(
+                    name=self._upload.name, offset_bytes=offset, data=data, crc32c=google_crc32c.value(data)
+                )
+                offset += len(data)
+                self._meter.at(offset)
+                if not data or offset >= self._upload.size_bytes:
+                    return
+
+
+def download_blob(connection: Connection, entry: FileEntry, part: Path, meter: Meter) -> None:
+    """Fetch a blob into the file `part`, continuing what it holds.
+
+    Raises DataLoss, and deletes `part`, where the bytes do not have the digest.
+    """
+    with part.open("ab") as sink:
+        if sink.tell() > entry.size_bytes:
+            sink.truncate(0)
+        _fill(connection, entry, sink, meter)
+    if digest_file(part) != entry.digest:
+        part.unlink()
+        raise DataLoss(f"the bytes received for {entry.path!r} do not have its digest: fetch it again")
+    meter.finish(entry)
+
+
+def _fill(connection: Connection, entry: FileEntry, sink: BinaryIO, meter: Meter) -> None:
+    patience = connection.policy.patience(connection.policy.stream_patience_s)
+    while sink.tell() < entry.size_bytes:
+        request = artifacts_pb2.DownloadRequest(digest=str(entry.digest), offset_bytes=sink.tell())
+        try:
+            for message in connection.stream_once("Download", request):
+                _append(sink, message, entry)
+                patience.renew()
+                meter.at(sink.tell())
+        except grpc.RpcError as error:
+            if not patience.allows("Download", error.code()):
+                raise connection.translate(error) from None
+        else:
+            if sink.tell() < entry.size_bytes:
+                raise DataLoss(f"the server holds {sink.tell()} of the {entry.size_bytes} bytes of {entry.path!r}")
+
+
+def _append(sink: BinaryIO, message: artifacts_pb2.DownloadResponse, entry: FileEntry) -> None:
+    if message.offset_bytes != sink.tell() or sink.tell() + len(message.data) > entry.size_bytes:
+        raise DataLoss(f"the server sent bytes of another place of {entry.path!r}")
+    if google_crc32c.value(message.data) != message.crc32c:
+        raise DataLoss(f"a chunk of {entry.path!r} arrived damaged (CRC32C): fetch it again")
+    sink.write(message.data)
+
+
+def _changed(name: str) -> DigestMismatch:
+    return DigestMismatch(f"{name!r} changed while it was sent: send it again when nothing writes to it")
