@@ -6,30 +6,70 @@ A dataset artifact is a folder with one or more `.jsonl` files, read in the orde
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from modelpress.digests import CHUNK_BYTES
 from modelpress.errors import InvalidDataset
 
 MAX_LINE_CHARACTERS = 1_000_000
-MAX_LINE_BYTES = 4 * MAX_LINE_CHARACTERS
-
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Texts with label names, in file order. `labels` is empty where the data was read without labels."""
+    """Texts with label names, in file order. `labels` is empty where the data was read without labels.
+
+    Every label is one of the model's names, spelt as the model spells it; `warnings` says where the data did not.
+    """
 
     texts: tuple[str, ...]
     labels: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.labels and len(self.labels) != len(self.texts):
+            raise InvalidDataset(f"{len(self.texts)} texts have {len(self.labels)} labels: every text needs one")
 
     def __len__(self) -> int:
         return len(self.texts)
+
+
+@dataclass(frozen=True)
+class LabelNames:
+    """How a row's label becomes one of the model's names: `known` are these, `by_id[i]` names integer label i."""
+
+    known: tuple[str, ...]
+    by_id: tuple[str, ...] = ()
+
+    def name(self, value: str | int, where: str, column: str) -> str:
+        """The name as the data spells it; an integer without a name is refused: ids of model and data may differ."""
+        if isinstance(value, str):
+            return value
+        if not self.by_id:
+            raise InvalidDataset(
+                f"{where}: label {value} is a number: give label names, or `label_names` in the order of the "
+                "dataset's ids",
+                field=column,
+            )
+        if not 0 <= value < len(self.by_id):
+            entries = len(self.by_id)
+            raise InvalidDataset(
+                f"{where}: label {value} has no name: `label_names` has {entries} entries", field=column
+            )
+        return self.by_id[value]
+
+    def of_model(self, name: str, where: str, column: str) -> str:
+        """The model's spelling of `name`: the same, or the only one that differs from it in case alone."""
+        if name in self.known:
+            return name
+        alike = [known for known in self.known if known.casefold() == name.casefold()]
+        if len(alike) == 1:
+            return alike[0]
+        known_here = ", ".join(self.known)
+        raise InvalidDataset(
+            f"{where}: label {name[:80]!r} is unknown to the model, which knows {known_here}", field=column
+        )
 
 
 def read_labelled_texts(
@@ -37,16 +77,20 @@ def read_labelled_texts(
 ) -> LabelledTexts:
     """Read every row's text and label.
 
-    `known_labels` are the model's label names: another one is refused. `label_names[i]` is the name of integer
-    label i; without it an integer label is refused, since ids of model and data may differ.
+    `known_labels` are the model's label names: another one is refused; one that differs in case alone is taken for it
+    and said so. `label_names[i]` is the name of integer label i; without it an integer label is refused.
     Raises InvalidDataset naming file, line and column.
     """
-    rule = LabelRule(label_column, tuple(known_labels), tuple(label_names))
-    texts, labels = [], []
+    names = LabelNames(tuple(known_labels), tuple(label_names))
+    texts, labels, respelt = [], [], {}
     for where, row in _rows(folder):
         texts.append(_text(row, text_column, where))
-        labels.append(rule.name_of(_cell(row, label_column, where), where))
-    return LabelledTexts(tuple(texts), tuple(labels))
+        given = names.name(_label(row, label_column, where), where, label_column)
+        labels.append(names.of_model(given, where, label_column))
+        if given != labels[-1]:
+            respelt[given] = labels[-1]
+    warnings = tuple(f"label {given!r} was taken for the model's {name!r}" for given, name in respelt.items())
+    return LabelledTexts(tuple(texts), tuple(labels), warnings)
 
 
 def read_texts(folder: Path, *, text_column: str) -> LabelledTexts:
@@ -54,141 +98,77 @@ def read_texts(folder: Path, *, text_column: str) -> LabelledTexts:
     return LabelledTexts(tuple(_text(row, text_column, where) for where, row in _rows(folder)), ())
 
 
-def rows_of_file(chunks: Iterable[bytes], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The rows of one .jsonl file with their places (`train.jsonl, line 3`), in flat memory.
-
-    A byte order mark, CRLF and blank lines are allowed. Raises InvalidDataset naming the place.
-    """
-    for number, (offset, data) in enumerate(_lines(chunks), 1):
-        where = f"{name}, line {number}"
-        if len(data) > MAX_LINE_BYTES or len(line := _decoded(data, offset, name)) > MAX_LINE_CHARACTERS:
-            raise InvalidDataset(f"{where}: more than {MAX_LINE_CHARACTERS} characters", reason="BAD_ROW")
-        if line.strip():
-            yield where, _object(line, where)
-
-
-@dataclass(frozen=True)
-class LabelRule:
-    """Which values `column` may hold: names that the model knows, or integers that `label_names` maps to such names."""
-
-    column: str
-    known_labels: tuple[str, ...]
-    label_names: tuple[str, ...] = ()
-
-    def name_of(self, value: Any, where: str) -> str:
-        """The label's name; InvalidDataset, naming `where`, for a value that has none."""
-        if isinstance(value, bool) or not isinstance(value, (str, int)):
-            self._refuse(where, f"column {self.column!r} holds {kind_of(value)}, expected a label name")
-        if isinstance(value, int):
-            if not self.label_names:
-                self._refuse(where, f"label {value} is a number: give names, or `label_names` in the order of the ids")
-            if not 0 <= value < len(self.label_names):
-                self._refuse(where, f"label {value} has no name: `label_names` has {len(self.label_names)} entries")
-            value = self.label_names[value]
-        if value not in self.known_labels:
-            known = ", ".join(self.known_labels)
-            self._refuse(where, f"label {value[:80]!r} is unknown to the model, which knows {known}")
-        return value
-
-    def _refuse(self, where: str, what: str) -> NoReturn:
-        raise InvalidDataset(f"{where}: {what}", field=self.column, reason="LABEL_UNKNOWN")
-
-
-def refuse_missing(column: str, where: str, columns: Iterable[str]) -> NoReturn:
-    """Raise InvalidDataset for a row without `column`; `columns` are those that there are."""
-    raise InvalidDataset(
-        f"{where}: no column {column!r}; columns here: {', '.join(columns)[:300] or 'none'}",
-        field=column,
-        reason="COLUMN_MISSING",
-    )
-
-
-def refuse_not_text(column: str, where: str, kind: str) -> NoReturn:
-    """Raise InvalidDataset for a row whose text is none."""
-    raise InvalidDataset(f"{where}: column {column!r} holds {kind}, expected text", field=column, reason="NOT_TEXT")
-
-
-def kind_of(value: Any) -> str:
-    """What people call a JSON value's type: `null`, `int`, `list`, ..."""
-    return "null" if value is None else type(value).__name__
-
-
 def _rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     files = sorted(folder.rglob("*.jsonl"))
     if not files:
-        refuse_no_file()
+        raise InvalidDataset("the dataset has no .jsonl file: write one JSON object per line into a file named *.jsonl")
     found = False
     for file in files:
-        for row in rows_of_file(_chunks(file), file.relative_to(folder).as_posix()):
+        name = file.relative_to(folder).as_posix()
+        for where, line in _lines(file, name):
             found = True
-            yield row
+            yield where, _object(line, where)
     if not found:
-        refuse_empty(files[0].relative_to(folder).as_posix())
+        raise InvalidDataset(f"the dataset is empty: {files[0].relative_to(folder).as_posix()} has no rows")
 
 
-def refuse_no_file() -> NoReturn:
-    """Raise InvalidDataset for a folder without a .jsonl file."""
-    raise InvalidDataset(
-        "the dataset has no .jsonl file: write one JSON object per line into a file named *.jsonl",
-        reason="EMPTY_DATASET",
-    )
-
-
-def refuse_empty(name: str) -> NoReturn:
-    """Raise InvalidDataset for files without a row; `name` is the first of them."""
-    raise InvalidDataset(f"the dataset is empty: {name} has no rows", reason="EMPTY_DATASET")
-
-
-def _chunks(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as source:
-        while chunk := source.read(CHUNK_BYTES):
-            yield chunk
-
-
-def _lines(chunks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """(offset, line without its line feed); a line that never ends is given up before it fills the memory."""
-    rest, offset = b"", 0
-    for chunk in chunks:
-        *complete, rest = (rest + chunk).split(b"\n")
-        for line in complete:
-            yield offset, line
-            offset += len(line) + 1
-        if len(rest) > MAX_LINE_BYTES:
-            break
-    yield offset, rest
-
-
-def _decoded(data: bytes, offset: int, name: str) -> str:
+def _lines(file: Path, name: str) -> Iterator[tuple[str, str]]:
+    """Lines with their place; a byte order mark, CRLF and blank lines are allowed. Memory stays flat on any file."""
     try:
-        return data.decode("utf-8" if offset else "utf-8-sig")
+        with file.open(encoding="utf-8-sig", newline="\n") as source:
+            number = 0
+            while line := source.readline(MAX_LINE_CHARACTERS + 1):
+                number += 1
+                if len(line) > MAX_LINE_CHARACTERS:
+                    raise InvalidDataset(f"{name}, line {number}: more than {MAX_LINE_CHARACTERS} characters")
+                if line.strip():
+                    yield f"{name}, line {number}", line
     except UnicodeDecodeError as error:
-        raise InvalidDataset(
-            f"{name} is not UTF-8 text (byte {offset + error.start}): convert it to UTF-8", reason="NOT_UTF8"
-        ) from None
+        raise InvalidDataset(f"{name} is not UTF-8 text ({error.reason}): convert it to UTF-8") from None
 
 
 def _object(line: str, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
-        if _SURROGATE.search(line):
-            json.dumps(row, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise InvalidDataset(f"{where}: holds half a surrogate pair, which is no text", reason="NOT_UTF8") from None
+        row = json.loads(line, object_pairs_hook=_unique)
     except (ValueError, RecursionError):
-        raise InvalidDataset(f"{where}: not a JSON object", reason="BAD_ROW") from None
+        raise InvalidDataset(f"{where}: not a JSON object with every key given once") from None
     if not isinstance(row, dict):
-        raise InvalidDataset(f"{where}: expected a JSON object, found {kind_of(row)}", reason="BAD_ROW")
+        raise InvalidDataset(f"{where}: expected a JSON object, found {_kind(row)}")
+    return row
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Plain JSON keeps the last of two equal keys silently."""
+    row = dict(pairs)
+    if len(row) != len(pairs):
+        raise ValueError("a key is given twice")
     return row
 
 
 def _text(row: dict[str, Any], column: str, where: str) -> str:
     value = _cell(row, column, where)
     if not isinstance(value, str):
-        refuse_not_text(column, where, kind_of(value))
+        raise InvalidDataset(f"{where}: column {column!r} holds {_kind(value)}, expected text", field=column)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidDataset(f"{where}: column {column!r} holds half a surrogate pair", field=column) from None
+    return value
+
+
+def _label(row: dict[str, Any], column: str, where: str) -> str | int:
+    value = _cell(row, column, where)
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        raise InvalidDataset(f"{where}: column {column!r} holds {_kind(value)}, expected a label name", field=column)
     return value
 
 
 def _cell(row: dict[str, Any], column: str, where: str) -> Any:
     if column not in row:
-        refuse_missing(column, where, row)
+        columns = ", ".join(row)[:200] or "none"
+        raise InvalidDataset(f"{where}: no column {column!r}; columns here: {columns}", field=column)
     return row[column]
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else type(value).__name__
