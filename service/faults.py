@@ -26,6 +26,10 @@ POINTS: tuple[str, ...] = (
     "upload.complete.after",
     "artifact.create.before",
     "artifact.create.after",
+    "signing.key.before",
+    "signing.key.after",
+    "publication.store.before",
+    "publication.store.after",
 )
 """Filled in by the modules' own order on the main path."""
 
