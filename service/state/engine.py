@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, Table, create_engine, event
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.engine import URL, make_url
 
 from modelpress.errors import FailedPrecondition
@@ -53,6 +55,13 @@ def reading(engine: Engine) -> Iterator[Connection]:
     """A connection for reads: one consistent snapshot, and on SQLite no wait for writers."""
     with engine.connect() as connection:
         yield connection.execution_options(**READ_ONLY)
+
+
+def upsert(connection: Connection, table: Table, key: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Write the row of this primary key, in place of the one that is there; safe against others who do the same."""
+    insert = postgresql_insert if connection.dialect.name == "postgresql" else sqlite_insert
+    statement = insert(table).values({**key, **values})
+    connection.execute(statement.on_conflict_do_update(index_elements=list(key), set_=dict(values)))
 
 
 def _open_sqlite(url: URL) -> Engine:

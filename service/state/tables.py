@@ -1,9 +1,9 @@
 """All tables. SQLAlchemy Core, the same on SQLite (WAL) and PostgreSQL. Times are UTC seconds since the epoch.
 
-    uploads ─┐                         ┌─ events       what Watch sends
-    blobs ───┼─ artifacts ── conversions ─ steps       finished steps of one conversion
-             │                         └─ checkpoints  newest checkpoint of a running step
-             └─ cache                                  step results by key, across conversions
+uploads ─┐                         ┌─ events       what Watch sends
+blobs ───┼─ artifacts ── conversions ─ steps       finished steps of one conversion
+         │                         └─ checkpoints  newest checkpoint of a running step
+         └─ cache                                  step results by key, across conversions
 """
 
 from __future__ import annotations
@@ -94,7 +94,6 @@ conversions = Table(
     Column("fence", Integer, nullable=False),
     Column("lease_holder", String(64)),
     Column("lease_expires", Float),
-    Column("cancel_requested", Boolean, nullable=False),
     Column("failure", JSON),
     Column("verdict", String(16)),
     Column("output", DIGEST),
@@ -106,7 +105,7 @@ conversions = Table(
     Index("ix_conversions_listing", "tenant", "created", "id"),
 )
 """`request` is the request as canonical values; `run_seconds` the time that all attempts ran so far;
-`crashes` counts workers that died without an answer since the conversion was created or retried."""
+`crashes` counts workers that died without an answer since a step finished."""
 
 conversion_labels = Table(
     "conversion_labels",

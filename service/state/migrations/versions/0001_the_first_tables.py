@@ -63,7 +63,6 @@ def upgrade() -> None:
         sa.Column("fence", sa.Integer(), nullable=False),
         sa.Column("lease_holder", sa.String(length=64), nullable=True),
         sa.Column("lease_expires", sa.Float(), nullable=True),
-        sa.Column("cancel_requested", sa.Boolean(), nullable=False),
         sa.Column("failure", sa.JSON(), nullable=True),
         sa.Column("verdict", sa.String(length=16), nullable=True),
         sa.Column("output", sa.String(length=71), nullable=True),
