@@ -9,11 +9,13 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from modelpress.errors import InvalidDataset
 
 MAX_LINE_CHARACTERS = 1_000_000
+NO_FILE = "the dataset has no .jsonl file: write one JSON object per line into a file named *.jsonl"
+NO_ROWS = "the dataset is empty: {name} has no rows"
 
 
 @dataclass(frozen=True)
@@ -98,33 +100,42 @@ def read_texts(folder: Path, *, text_column: str) -> LabelledTexts:
     return LabelledTexts(tuple(_text(row, text_column, where) for where, row in _rows(folder)), ())
 
 
+def rows_of(source: TextIO, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of one .jsonl file with their places (`train.jsonl, line 3`), in flat memory.
+
+    `source` is opened with `encoding="utf-8-sig", newline="\\n"`: a byte order mark, CRLF and blank lines are allowed.
+    Raises InvalidDataset naming the place.
+    """
+    try:
+        for where, line in _lines(source, name):
+            yield where, _object(line, where)
+    except UnicodeDecodeError as error:
+        raise InvalidDataset(f"{name} is not UTF-8 text ({error.reason}): convert it to UTF-8") from None
+
+
 def _rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     files = sorted(folder.rglob("*.jsonl"))
     if not files:
-        raise InvalidDataset("the dataset has no .jsonl file: write one JSON object per line into a file named *.jsonl")
+        raise InvalidDataset(NO_FILE)
     found = False
     for file in files:
-        name = file.relative_to(folder).as_posix()
-        for where, line in _lines(file, name):
-            found = True
-            yield where, _object(line, where)
-    if not found:
-        raise InvalidDataset(f"the dataset is empty: {files[0].relative_to(folder).as_posix()} has no rows")
-
-
-def _lines(file: Path, name: str) -> Iterator[tuple[str, str]]:
-    """Lines with their place; a byte order mark, CRLF and blank lines are allowed. Memory stays flat on any file."""
-    try:
         with file.open(encoding="utf-8-sig", newline="\n") as source:
-            number = 0
-            while line := source.readline(MAX_LINE_CHARACTERS + 1):
-                number += 1
-                if len(line) > MAX_LINE_CHARACTERS:
-                    raise InvalidDataset(f"{name}, line {number}: more than {MAX_LINE_CHARACTERS} characters")
-                if line.strip():
-                    yield f"{name}, line {number}", line
-    except UnicodeDecodeError as error:
-        raise InvalidDataset(f"{name} is not UTF-8 text ({error.reason}): convert it to UTF-8") from None
+            for row in rows_of(source, file.relative_to(folder).as_posix()):
+                found = True
+                yield row
+    if not found:
+        raise InvalidDataset(NO_ROWS.format(name=files[0].relative_to(folder).as_posix()))
+
+
+def _lines(source: TextIO, name: str) -> Iterator[tuple[str, str]]:
+    """Lines with their place, blank ones left out."""
+    number = 0
+    while line := source.readline(MAX_LINE_CHARACTERS + 1):
+        number += 1
+        if len(line) > MAX_LINE_CHARACTERS:
+            raise InvalidDataset(f"{name}, line {number}: more than {MAX_LINE_CHARACTERS} characters")
+        if line.strip():
+            yield f"{name}, line {number}", line
 
 
 def _object(line: str, where: str) -> dict[str, Any]:
