@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from contextvars import ContextVar
 from dataclasses import dataclass
 
-from modelpress.errors import Unauthenticated
+from modelpress.errors import InternalError, Unauthenticated
 from service.config import Token
 
 
@@ -19,6 +20,21 @@ class Caller:
 
 
 LOCAL = Caller("local", "default")
+
+_caller: ContextVar[Caller] = ContextVar("caller")
+
+
+def set_caller(caller: Caller) -> None:
+    """For the rest of this call: every gRPC call runs in a context of its own."""
+    _caller.set(caller)
+
+
+def current_caller() -> Caller:
+    """Who makes the call that is being served."""
+    caller = _caller.get(None)
+    if caller is None:
+        raise InternalError("a call was served without its caller being identified")
+    return caller
 
 
 class Doorkeeper:
