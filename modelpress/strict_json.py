@@ -7,7 +7,7 @@
     ...
     modelpress.strict_json.JsonError: gives the key 'a' twice
 
-Refused are keys given twice, NaN and infinity, numbers of more than 19 digits, half surrogates, and nesting so deep
+Refused are keys given twice, NaN and infinity, numbers of more than 64 digits, half surrogates, and nesting so deep
 that the parser gives up.
 """
 
@@ -18,7 +18,7 @@ import math
 import re
 from typing import Any, NoReturn
 
-MAX_DIGITS = 19
+MAX_DIGITS = 64
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 

@@ -1,0 +1,86 @@
+"""What a model's config.json may say: nothing that would run code, nothing that would be passed over silently."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from modelpress.errors import InvalidModel
+
+MAX_LABELS = 10_000
+MAX_LABEL_CHARACTERS = 255
+
+ACTIVATIONS = frozenset(
+    {"gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh"}
+)
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def refuse_code_references(settings: Mapping[str, Any], file: str) -> None:
+    """Refuse `auto_map`, `custom_pipelines` and `trust_remote_code`: they name code of the folder or of a hub."""
+    for field in ("auto_map", "custom_pipelines", "trust_remote_code"):
+        if settings.get(field):
+            raise InvalidModel(
+                f"{file}: {field} asks for code that comes with the model, which is never run: "
+                "save the model with one of transformers' own classes",
+                reason="CODE_REFERENCE",
+                field=field,
+            )
+
+
+def refuse_unsupported_settings(config: Mapping[str, Any]) -> None:
+    """Refuse settings that the loaded model would not have, or that the task does not allow."""
+    if config.get("quantization_config"):
+        _fail("quantization_config", "is set: the base must not be quantized yet, upload the model it was made from")
+    if config.get("pruned_heads"):
+        _fail("pruned_heads", "is not empty: fold the pruned heads into the weights first")
+    position = config.get("position_embedding_type", "absolute")
+    if position != "absolute":
+        _fail("position_embedding_type", f"is {position!r}: only 'absolute' is supported")
+    activation = config.get("hidden_act", "gelu")
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        _fail("hidden_act", f"is {str(activation)[:40]!r}; known: {', '.join(sorted(ACTIVATIONS))}")
+    problem = config.get("problem_type")
+    if problem not in (None, "single_label_classification"):
+        _fail("problem_type", f"is {str(problem)[:40]!r}: only 'single_label_classification' is supported")
+    if config.get("is_decoder") or config.get("add_cross_attention"):
+        _fail("is_decoder", "or add_cross_attention is set: only encoders are supported")
+
+
+def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Label names in the order of their ids, from `id2label`; `label2id` and `num_labels` must agree where given."""
+    table = config.get("id2label")
+    if not isinstance(table, dict) or len(table) < 2:
+        _labels_fail("id2label", 'is needed: name every class, e.g. {"0": "benign", "1": "injection"}')
+    if len(table) > MAX_LABELS:
+        _labels_fail("id2label", f"has {len(table)} labels: at most {MAX_LABELS} are allowed")
+    wanted = [str(i) for i in range(len(table))]
+    if set(table) != set(wanted):
+        _labels_fail("id2label", f'must have exactly the keys "0" to "{len(table) - 1}"')
+    labels = tuple(table[i] for i in wanted)
+    _check_names(labels)
+    back = config.get("label2id")
+    if back is not None and back != {label: i for i, label in enumerate(labels)}:
+        _labels_fail("label2id", "is not the inverse of id2label")
+    if config.get("num_labels") not in (None, len(labels)):
+        _labels_fail("num_labels", f"is {str(config['num_labels'])[:40]}, id2label has {len(labels)} labels")
+    return labels
+
+
+def _check_names(labels: Sequence[Any]) -> None:
+    for label in labels:
+        if not isinstance(label, str) or not 1 <= len(label) <= MAX_LABEL_CHARACTERS or _CONTROL.search(label):
+            _labels_fail("id2label", f"has the name {str(label)[:80]!r}: use 1 to {MAX_LABEL_CHARACTERS} characters")
+    if len(set(labels)) != len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        _labels_fail("id2label", f"names two classes {twice[:80]!r}")
+
+
+def _fail(field: str, what: str) -> NoReturn:
+    raise InvalidModel(f"config.json: {field} {what}", reason="BAD_CONFIG", field=field)
+
+
+def _labels_fail(field: str, what: str) -> NoReturn:
+    raise InvalidModel(f"config.json: {field} {what}", reason="BAD_LABELS", field=field)

@@ -1,0 +1,76 @@
+"""A model's tokenizer: there, readable, and never able to name a row that the embedding table does not have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from modelpress.errors import InvalidModel
+from modelpress.manifests import FileEntry
+from service.intake.configs import refuse_code_references
+from service.intake.folder import MAX_CONFIG_BYTES, Folder
+
+MAX_TOKENIZER_BYTES = 64 << 20
+
+
+def inspect_tokenizer(folder: Folder, *, vocabulary: int) -> dict[str, Any]:
+    """Largest token id and `model_max_length`; `vocabulary` is the number of rows of the embedding table."""
+    tokenizer, words = folder.manifest.entry("tokenizer.json"), folder.manifest.entry("vocab.txt")
+    if tokenizer:
+        largest = max(_ids(folder.json_object(tokenizer, InvalidModel, limit=MAX_TOKENIZER_BYTES), tokenizer))
+    elif words:
+        largest = _count_lines(folder, words) - 1
+    else:
+        raise InvalidModel(
+            "the model has no tokenizer: put tokenizer.json or vocab.txt beside the weights "
+            "(`tokenizer.save_pretrained(folder)`)",
+            reason="NO_TOKENIZER",
+        )
+    if largest >= vocabulary:
+        file = (tokenizer or words or folder.manifest.files[0]).path
+        raise InvalidModel(
+            f"{file} has token ids up to {largest}, and the embedding table has {vocabulary} rows: "
+            "this tokenizer belongs to another model",
+            reason="BAD_TOKENIZER",
+            field=file,
+        )
+    return {"largest_id": largest, "model_max_length": _max_length(folder)}
+
+
+def _ids(tokenizer: dict[str, Any], file: FileEntry) -> list[int]:
+    """Every token id of a tokenizer.json: its model's vocabulary and the added tokens."""
+    model = tokenizer.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    added = tokenizer.get("added_tokens") or []
+    if isinstance(vocabulary, list):
+        ids: list[Any] = list(range(len(vocabulary)))
+    else:
+        ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else []
+    ids += (
+        [token.get("id") if isinstance(token, dict) else None for token in added] if isinstance(added, list) else [None]
+    )
+    if not ids or not all(type(token_id) is int and token_id >= 0 for token_id in ids):
+        raise InvalidModel(
+            f"{file.path} has no usable vocabulary: save it with `tokenizer.save_pretrained(folder)`",
+            reason="BAD_TOKENIZER",
+            field=file.path,
+        )
+    return ids
+
+
+def _count_lines(folder: Folder, file: FileEntry) -> int:
+    last, count = b"", 0
+    for chunk in folder.chunks(file, 0, file.size_bytes):
+        count += chunk.count(b"\n")
+        last = chunk[-1:]
+    return count + (last not in (b"", b"\n"))
+
+
+def _max_length(folder: Folder) -> int | None:
+    """`model_max_length` of tokenizer_config.json; None where it states none (transformers then writes 1e30)."""
+    file = folder.manifest.entry("tokenizer_config.json")
+    if file is None:
+        return None
+    settings = folder.json_object(file, InvalidModel, limit=MAX_CONFIG_BYTES)
+    refuse_code_references(settings, file.path)
+    length = settings.get("model_max_length")
+    return length if type(length) is int and 0 < length < 1 << 31 else None
