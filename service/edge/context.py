@@ -1,0 +1,16 @@
+"""The types of a call, as aliases: grpc's own classes take no type arguments at run time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import grpc
+
+if TYPE_CHECKING:
+    Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+    Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
+    Interceptor: TypeAlias = grpc.aio.ServerInterceptor[Any, Any]
+else:
+    Context = grpc.aio.ServicerContext
+    Handler = grpc.RpcMethodHandler
+    Interceptor = grpc.aio.ServerInterceptor
