@@ -27,7 +27,7 @@ from modelpress.manifests import ArtifactKind, scan_folder
 from modelpress.reports import Verdict
 from modelpress.requests import ARTIFACT_NAME, CONVERSION_NAME, ConversionRequest
 from modelpress.retries import RetryPolicy
-from modelpress.transfers import Meter, TransferProgress, upload_blob
+from modelpress.transfers import Meter, upload_blob
 from modelpress.v1 import artifacts_pb2, capabilities_pb2, conversions_pb2, reports_pb2
 from modelpress.views import (
     Artifact,
@@ -37,6 +37,7 @@ from modelpress.views import (
     Event,
     ReportSummary,
     ServerCapabilities,
+    TransferProgress,
 )
 from modelpress.watching import watch_events
 

@@ -14,7 +14,8 @@ from modelpress.connection import Connection
 from modelpress.digests import digest_file
 from modelpress.errors import FailedPrecondition, InvalidRequest
 from modelpress.manifests import FileEntry, Manifest
-from modelpress.transfers import Meter, TransferProgress, download_blob
+from modelpress.transfers import Meter, download_blob
+from modelpress.views import TransferProgress
 
 PARTIAL = ".modelpress-partial"
 

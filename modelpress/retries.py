@@ -46,7 +46,7 @@ class RetryPolicy:
     event that arrived: long enough for a server to restart.
     """
 
-    call_patience_s: float = 10.0
+    call_patience_s: float = 5.0
     stream_patience_s: float = 120.0
     first_delay_s: float = 0.1
     max_delay_s: float = 5.0

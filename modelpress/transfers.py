@@ -7,7 +7,6 @@ download_blob(connection, entry, part, meter)   resumes at the bytes that `part`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -20,17 +19,10 @@ from modelpress.errors import AlreadyExists, DataLoss, DigestMismatch, InvalidRe
 from modelpress.manifests import FileEntry
 from modelpress.retries import Patience
 from modelpress.v1 import artifacts_pb2
+from modelpress.views import TransferProgress
 
 HELD = "BLOB_EXISTS"
 """CreateUpload's reason for a blob that the server holds already."""
-
-
-@dataclass(frozen=True)
-class TransferProgress:
-    """Bytes that have moved, of all that must. May fall back after a cut, to what the other side really holds."""
-
-    done_bytes: int
-    total_bytes: int
 
 
 class Meter:

@@ -194,3 +194,11 @@ class ServerCapabilities:
     default_memory_limit_bytes: int
     public_key_pem: str
     development_key: bool
+
+
+@dataclass(frozen=True)
+class TransferProgress:
+    """Bytes that have moved, of all that must. May fall back after a cut, to what the other side really holds."""
+
+    done_bytes: int
+    total_bytes: int

@@ -18,6 +18,8 @@ from modelpress import errors
 
 DETAILS_KEY = "grpc-status-details-bin"
 MISSING_BLOB = "MISSING_BLOB"
+TYPE_KEY = "type"
+"""Metadata of ErrorInfo: the reason that names the error's type, where `reason` itself is a finer one."""
 
 BY_REASON: Mapping[str, type[errors.ModelpressError]] = {
     "INVALID_REQUEST": errors.InvalidRequest,
@@ -80,21 +82,24 @@ def from_rpc_error(error: grpc.RpcError, *, address: str) -> errors.ModelpressEr
     code, message = error.code(), error.details() or "no message"
     details = _read_details(error)
     if details.missing_digests:
-        return errors.MissingBlobs(details.missing_digests)
+        missing = errors.MissingBlobs(details.missing_digests)
+        missing.message, missing.args = message, (message,)
+        return missing
     if not details.reason:
-        kind = BY_STATUS[code]
-        return kind(_sentence(code, message, address))
-    kind = BY_REASON.get(details.reason, BY_STATUS[code])
+        return BY_STATUS[code](_sentence(code, message, address))
+    kind = BY_REASON.get(details.metadata.get(TYPE_KEY, details.reason), BY_STATUS[code])
     if kind is errors.MissingBlobs:
         kind = errors.FailedPrecondition
-    return kind(message, reason=details.reason, field=details.field, metadata=details.metadata)
+    metadata = {key: value for key, value in details.metadata.items() if key != TYPE_KEY}
+    return kind(message, reason=details.reason, field=details.field, metadata=metadata)
 
 
 def _sentence(code: grpc.StatusCode, message: str, address: str) -> str:
     """gRPC's own texts name sockets and stack layers; people need what to check."""
     first_line = message.splitlines()[0][:300]
+    cause = first_line.rpartition("last error: ")[2]
     sentences = {
-        grpc.StatusCode.UNAVAILABLE: f"no server answers at {address}: is the address right? ({first_line})",
+        grpc.StatusCode.UNAVAILABLE: f"no server answers at {address}: is the address right? ({cause})",
         grpc.StatusCode.DEADLINE_EXCEEDED: f"the server at {address} did not answer in time: try again later",
         grpc.StatusCode.UNIMPLEMENTED: f"the server at {address} does not know this call: is it modelpress, as new?",
     }
