@@ -20,9 +20,10 @@ The same types validate it on the client and on the server. A stage's defaults a
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Literal, Union
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
 from modelpress.canonical import canonical_json
 from modelpress.documents import Document, read_document
@@ -111,7 +112,7 @@ class Export(Document):
     opset: int = Field(default=18, ge=17, le=21)
 
 
-Stage = Annotated[Union[MergeLora, Prune, Recover, Quantize, Export], Field(discriminator="method")]
+Stage = Annotated[MergeLora | Prune | Recover | Quantize | Export, Field(discriminator="method")]
 
 NEEDS_TRAINING_DATA = ("recover", "quantize")
 
@@ -130,7 +131,9 @@ class Recipe(Document):
             if methods.count(method) > 1:
                 raise ValueError(f"{method!r} stands {methods.count(method)} times: at most once is possible")
         if "merge_lora" in methods and methods[0] != "merge_lora":
-            raise ValueError("'merge_lora' must be the first stage: an adapter fits only the model that it was trained on")
+            raise ValueError(
+                "'merge_lora' must be the first stage: an adapter fits only the model that it was trained on"
+            )
         if "quantize" in methods and methods.index("quantize") != len(methods) - 2:
             raise ValueError("'quantize' must stand right before 'export': what is quantized is what ships")
         if "recover" in methods and "prune" not in methods[: methods.index("recover")]:
@@ -158,3 +161,8 @@ class Recipe(Document):
 def read_recipe(text: str) -> Recipe:
     """Parse a recipe; a fault is one InvalidRecipe naming the field and what is allowed."""
     return read_document(Recipe, text, InvalidRecipe)
+
+
+def read_stage(value: Mapping[str, Any]) -> Stage:
+    """One stage from its JSON value; what `stage.model_dump(mode="json")` gave comes back equal."""
+    return TypeAdapter(Stage).validate_python(value)

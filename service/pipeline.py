@@ -93,7 +93,8 @@ def evaluate(plan: Plan, exported: Exported, runner: Runner) -> EvaluationReport
     models = {"baseline": exported.baseline, "candidate": exported.candidate}
     predictions = {role: _predict(plan, f"predict/{role}", models[role], runner) for role in models}
     digests = {f"{role}_predictions": _written(result) for role, result in predictions.items()}
-    arguments = {"confidence": plan.request.evaluation.confidence, "dataset": str(plan.request.evaluation_data)}
+    arguments = plan.request.evaluation.model_dump(mode="json", include={"task", "confidence"})
+    arguments["dataset"] = str(plan.request.evaluation_data)
     quality = runner.run(_step(plan, "evaluate/quality", "quality", arguments, {**models, **digests}))
     inputs = {"candidate": exported.candidate, "parity": exported.parity}
     parity = runner.run(_step(plan, "evaluate/parity", "parity", {}, inputs))

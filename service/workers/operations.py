@@ -1,0 +1,162 @@
+"""What a worker can be asked: a literal table. Glue only; the arithmetic is in compressors/ and evaluators/.
+
+    compress/<method>   one recipe stage, `export` too; writes a model folder
+    predict, probe      one exported model on one dataset; writes predictions (with labels, without)
+    quality             two predictions of one labelled dataset
+    parity              the compressed model's own logits against its export
+    latency             baseline and candidate, timed in turn
+    drift               two predictions of one probe dataset
+
+The versions are those of the compressors and evaluators and part of every cache key; a test fails where a source
+changed and its version did not.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from functools import partial
+from time import monotonic
+
+from compressors.registry import COMPRESSORS, Compressor
+from compressors.stages import Adapter, Data, Job, Progress
+from evaluators import drift, footprint, latency, parity
+from evaluators.predictions import load_predictions
+from evaluators.registry import TASKS
+from evaluators.runtimes import Resources, label_names, read_config
+from modelpress.datasets import LabelledTexts, read_labelled_texts
+from modelpress.evaluations import Evaluation, Latency
+from modelpress.intervals import accuracy_drop
+from modelpress.recipes import read_stage
+from service.workers.memory import peak_memory_bytes, reset_peak_memory
+from service.workers.protocol import Operation, Task, TaskResult
+
+HELD_OUT_SHARE = 0.1
+
+
+def _compress(compressor: Compressor, task: Task) -> TaskResult:
+    """Run one recipe stage; note its wall time and peak memory."""
+    job = Job(
+        model=task.inputs["model"],
+        output=task.output,
+        seed=task.step.seed,
+        device=task.device,
+        threads=task.threads,
+        adapters=_adapters(task),
+        teacher=task.inputs.get("teacher"),
+        data=_data(task),
+        evidence=task.evidence,
+    )
+    reset_peak_memory()
+    start = monotonic()
+    record = compressor.run(read_stage(task.step.arguments["stage"]), job, task.monitor)
+    measured = {"seconds": monotonic() - start, "peak_memory_bytes": peak_memory_bytes()}
+    return TaskResult({**record.model_dump(mode="json"), **measured})
+
+
+def _adapters(task: Task) -> tuple[Adapter, ...]:
+    weights = task.step.arguments.get("weights", {})
+    return tuple(Adapter(name, task.inputs[f"adapter:{name}"], weight) for name, weight in weights.items())
+
+
+def _data(task: Task) -> Data | None:
+    """Training rows and held-out rows: the validation dataset, or a tenth split off by the seed."""
+    if "train" not in task.inputs:
+        return None
+    columns = task.step.arguments["columns"]
+    read = partial(
+        read_labelled_texts,
+        text_column=columns["text_column"],
+        label_column=columns["label_column"],
+        known_labels=label_names(read_config(task.inputs["model"])),
+        label_names=columns["label_names"],
+    )
+    train = read(task.inputs["train"])
+    if "validation" in task.inputs:
+        return Data(train, read(task.inputs["validation"]), "held out: the validation dataset")
+    return _split(train, task.step.seed)
+
+
+def _split(rows: LabelledTexts, seed: int) -> Data:
+    order = random.Random(seed).sample(range(len(rows)), len(rows))
+    held_out = max(1, int(len(rows) * HELD_OUT_SHARE))
+    parts = [
+        LabelledTexts(tuple(rows.texts[i] for i in part), tuple(rows.labels[i] for i in part))
+        for part in (sorted(order[held_out:]), sorted(order[:held_out]))
+    ]
+    return Data(parts[0], parts[1], f"held out: {held_out} training rows, split off by seed {seed}")
+
+
+def _predict(task: Task) -> TaskResult:
+    evaluation = Evaluation.model_validate(task.step.arguments)
+    evaluator = TASKS[evaluation.task]
+    predict = evaluator.predict if task.step.operation == "predict" else evaluator.predict_probes
+    predictions = predict(
+        task.inputs["model"],
+        data=task.inputs["data"],
+        evaluation=evaluation,
+        resources=Resources(task.device, task.threads),
+        progress=partial(_progress, task),
+    )
+    predictions.save(task.output)
+    return TaskResult({"rows": len(predictions), "runtime": predictions.runtime})
+
+
+def _quality(task: Task) -> TaskResult:
+    arguments = task.step.arguments
+    evaluator = TASKS[arguments["task"]]
+    baseline, candidate = (load_predictions(task.inputs[f"{role}_predictions"]) for role in ("baseline", "candidate"))
+    measure = partial(evaluator.measure_quality, dataset=arguments["dataset"], confidence=arguments["confidence"])
+    paired = evaluator.compare(baseline, candidate)
+    parts = {
+        "baseline": measure(baseline),
+        "candidate": measure(candidate),
+        "paired": paired,
+        "accuracy_drop": accuracy_drop(paired, confidence=arguments["confidence"]),
+        "footprint": footprint.measure_footprint(task.inputs["baseline"], candidate=task.inputs["candidate"]),
+    }
+    return TaskResult({name: part.model_dump(mode="json") for name, part in parts.items()})
+
+
+def _parity(task: Task) -> TaskResult:
+    resources = Resources(task.device, task.threads)
+    report = parity.measure_parity(task.inputs["candidate"], reference=task.inputs["parity"], resources=resources)
+    return TaskResult(report.model_dump(mode="json"))
+
+
+def _latency(task: Task) -> TaskResult:
+    """With the threads that the evaluation asks for, not the worker's."""
+    rows = latency.measure_latency(
+        task.inputs["baseline"],
+        candidate=task.inputs["candidate"],
+        latency=Latency.model_validate(task.step.arguments),
+        device=task.device,
+        seed=task.step.seed,
+        progress=partial(_progress, task),
+    )
+    return TaskResult({"rows": [row.model_dump(mode="json") for row in rows]})
+
+
+def _drift(task: Task) -> TaskResult:
+    arguments = task.step.arguments
+    baseline, candidate = (load_predictions(task.inputs[role]) for role in ("baseline", "candidate"))
+    report = drift.measure_drift(baseline, candidate, probes=arguments["probes"], confidence=arguments["confidence"])
+    return TaskResult(report.model_dump(mode="json"))
+
+
+def _progress(task: Task, done: int, total: int) -> None:
+    task.monitor.progress(Progress(step=done, steps=total))
+
+
+TASKS_VERSION = sum(evaluator.version for evaluator in TASKS.values())
+"""Versions only rise, so that their sum changes with any of them."""
+
+OPERATIONS: Mapping[str, Operation] = {
+    **{f"compress/{method}": Operation(partial(_compress, c), c.version) for method, c in COMPRESSORS.items()},
+    "predict": Operation(_predict, TASKS_VERSION),
+    "probe": Operation(_predict, TASKS_VERSION),
+    "quality": Operation(_quality, TASKS_VERSION + footprint.VERSION),
+    "parity": Operation(_parity, parity.VERSION),
+    "latency": Operation(_latency, latency.VERSION),
+    "drift": Operation(_drift, drift.VERSION),
+}
