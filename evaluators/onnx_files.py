@@ -76,7 +76,7 @@ def _attribute_tensors(attributes: Iterable[AttributeProto]) -> Iterator[TensorP
 
 def _checked_location(model: Path, tensor: TensorProto) -> str:
     """Where an external tensor lies, relative to the model's folder; all its bytes are there."""
-    facts = {entry.key: entry.value for entry in tensor.external_data}
+    facts: dict[str, str] = {entry.key: entry.value for entry in tensor.external_data}
     location = facts.get("location", "")
     fault = _fault(model, location, facts)
     if fault:
