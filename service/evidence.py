@@ -84,7 +84,7 @@ def _inputs(request: ConversionRequest, desk: Desk) -> Iterator[Input]:
     roles: dict[str, Digest | None] = {"base": request.base}
     roles |= {f"adapter {adapter.name}": adapter.artifact for adapter in request.adapters}
     roles |= {"train": request.train, "validation": request.validation}
-    roles |= {"evaluation": request.evaluation_data, "probes": request.probes}
+    roles |= {"evaluation": request.evaluation_dataset, "probes": request.probes}
     for role, digest in roles.items():
         if digest:
             yield Input(role=role, digest=str(digest), size_bytes=desk.store.manifest(digest).size_bytes)

@@ -94,7 +94,7 @@ def evaluate(plan: Plan, exported: Exported, runner: Runner) -> EvaluationReport
     predictions = {role: _predict(plan, f"predict/{role}", models[role], runner) for role in models}
     digests = {f"{role}_predictions": _written(result) for role, result in predictions.items()}
     arguments = plan.request.evaluation.model_dump(mode="json", include={"task", "confidence"})
-    arguments["dataset"] = str(plan.request.evaluation_data)
+    arguments["dataset"] = str(plan.request.evaluation_dataset)
     quality = runner.run(_step(plan, "evaluate/quality", "quality", arguments, {**models, **digests}))
     inputs = {"candidate": exported.candidate, "parity": exported.parity}
     parity = runner.run(_step(plan, "evaluate/parity", "parity", {}, inputs))
@@ -108,7 +108,7 @@ def measure_drift(plan: Plan, exported: Exported, runner: Runner) -> DriftReport
     kind = "probe" if plan.has_probes else "predict"
     models = {"baseline": exported.baseline, "candidate": exported.candidate}
     inputs = {role: _written(_predict(plan, f"{kind}/{role}", model, runner)) for role, model in models.items()}
-    probes = plan.request.probes or plan.request.evaluation_data
+    probes = plan.request.probes or plan.request.evaluation_dataset
     arguments = {"confidence": plan.request.evaluation.confidence, "probes": str(probes)}
     return assemble_drift(runner.run(_step(plan, "drift", "drift", arguments, inputs)))
 
@@ -141,7 +141,7 @@ def _predict(plan: Plan, name: str, model: Digest, runner: Runner) -> StepResult
     """Logits of every row. `predict/` reads and checks the labels, `probe/` only the texts."""
     evaluation = plan.request.evaluation.model_dump(mode="json", exclude={"latency", "confidence"})
     labelled = name.startswith("predict/")
-    dataset = plan.request.evaluation_data if labelled else plan.request.probes or plan.request.evaluation_data
+    dataset = plan.request.evaluation_dataset if labelled else plan.request.probes or plan.request.evaluation_dataset
     return runner.run(
         _step(plan, name, "predict" if labelled else "probe", evaluation, {"model": model, "data": dataset})
     )

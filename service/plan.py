@@ -35,7 +35,7 @@ class Plan:
 
     @property
     def has_probes(self) -> bool:
-        return self.request.probes not in (None, self.request.evaluation_data)
+        return self.request.probes not in (None, self.request.evaluation_dataset)
 
     @property
     def step_names(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Peak memory of this process, as the kernel counts it (Linux). The mark can be set back, so that each step has its own."""
+"""Peak memory of this process as the kernel counts it (Linux); the mark can be set back, for one peak per step."""
 
 from __future__ import annotations
 
