@@ -1,0 +1,130 @@
+"""Do the artifacts of a request fit together? Judged from their facts alone, each misfit one sentence.
+
+A partial fit is none: an adapter with one layer too many, or a dataset with one unknown label, is refused whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from modelpress.datasets import LabelNames
+from modelpress.errors import InvalidDataset, InvalidModel
+from modelpress.evaluations import Evaluation
+from service.intake.columns import overlap
+
+Facts = Mapping[str, Any]
+
+
+def check_adapter(adapter: Facts, base: Facts, *, field: str) -> None:
+    """Every weight that the adapter changes is in the base, in its shape, and no layer that it targets is left out."""
+    for module, wanted in adapter["modules"].items():
+        _check_weight(f"{module}.weight", wanted["weight"], base, field)
+    for name, shape in adapter["saved"].items():
+        _check_weight(name, shape, base, field)
+    for target in adapter["target_modules"] or ():
+        targeted = list(_modules_of(target, base))
+        if not targeted:
+            _misfit(f"target_modules names {target!r}, and the base has no such layer", field)
+        for module in targeted:
+            if module not in adapter["modules"] and f"{module}.weight" not in adapter["saved"]:
+                _misfit(f"it has no tensors for {module!r}, which its target_modules {target!r} stands for", field)
+
+
+def check_adapters_apart(adapters: Mapping[str, Facts]) -> None:
+    """No two adapters replace the same tensor: which one counts would be chance."""
+    owners: dict[str, str] = {}
+    for name, adapter in adapters.items():
+        for tensor in adapter["saved"]:
+            if tensor in owners:
+                _misfit(
+                    f"{owners[tensor]!r} and {name!r} both replace {tensor!r}: merge one of them", "inputs.adapters"
+                )
+            owners[tensor] = name
+
+
+def check_texts(dataset: Facts, evaluation: Evaluation, *, field: str) -> None:
+    """Every row has the text column, and text in it."""
+    column = _column(dataset, evaluation.text_column, field)
+    at, kind = column["not_text"]
+    if at:
+        _refuse(f"{at}: column {evaluation.text_column!r} holds {kind}, expected text", field)
+
+
+def check_labels(dataset: Facts, evaluation: Evaluation, labels: Sequence[str], *, field: str) -> tuple[str, ...]:
+    """Every row has a label that the model knows; returns warnings on respelt labels and on a lone one."""
+    name = evaluation.label_column
+    column = _column(dataset, name, field)
+    at, kind = column["not_label"]
+    if at:
+        _refuse(f"{at}: column {name!r} holds {kind}, expected a label name", field)
+    names = LabelNames(tuple(labels), evaluation.label_names)
+    counts: dict[str, int] = {}
+    warnings = []
+    for value, rows, place in column["values"]:
+        given, meant = _label(names, value, place, name, field)
+        counts[meant] = counts.get(meant, 0) + rows
+        if given != meant:
+            warnings.append(f"{field}: label {given!r} is taken for the model's {meant!r}")
+    if not column["values_complete"]:
+        _refuse(f"column {name!r} holds more different values than the model's {len(labels)} labels", field)
+    if len(counts) == 1:
+        warnings.append(f"{field}: every row has the label {next(iter(counts))!r}: one class says little about quality")
+    return tuple(warnings)
+
+
+def overlap_warnings(evaluation: Facts, train: Facts, text_column: str) -> tuple[str, ...]:
+    """A sentence where evaluation texts stand in the training data too: quality is then flattered."""
+    found = overlap(evaluation["columns"][text_column], train["columns"][text_column])
+    if not found.share:
+        return ()
+    about = "" if found.exact else "about "
+    return (
+        f"{about}{found.share:.1%} of the different evaluation texts stand in the training data too: "
+        "what training saw says little about quality",
+    )
+
+
+def _label(names: LabelNames, value: str | int, place: str, column: str, field: str) -> tuple[str, str]:
+    try:
+        given = names.name(value, place, column)
+        return given, names.of_model(given, place, column)
+    except InvalidDataset as fault:
+        _refuse(fault.message, field)
+
+
+def _column(dataset: Facts, name: str, field: str) -> Facts:
+    columns: Mapping[str, Facts] = dataset["columns"]
+    if name not in columns:
+        _refuse(f"no column {name!r}; columns here: {', '.join(columns)[:200]}", field)
+    if columns[name]["missing_at"]:
+        _refuse(f"{columns[name]['missing_at']}: no column {name!r}, which other rows have", field)
+    return columns[name]
+
+
+def _check_weight(name: str, shape: Sequence[int], base: Facts, field: str) -> None:
+    found = base["tensors"].get(name)
+    if found is None:
+        _misfit(f"it changes {name!r}, which the base does not have", field)
+    if list(found) != list(shape):
+        _misfit(f"it needs {name!r} of shape {list(shape)}, the base's is {list(found)}", field)
+
+
+def _modules_of(target: str, base: Facts) -> Iterator[str]:
+    """Modules with a weight of two dimensions that PEFT's rule gives: the name itself, or any ending in `.<target>`."""
+    for tensor, shape in base["tensors"].items():
+        module = tensor.removesuffix(".weight")
+        if module != tensor and len(shape) == 2 and (module == target or module.endswith(f".{target}")):
+            yield module
+
+
+def _misfit(what: str, field: str) -> NoReturn:
+    raise InvalidModel(
+        f"{field}: the adapter does not fit the base: {what}. Use the base that it was trained on",
+        reason="ADAPTER_MISFIT",
+        field=field,
+    )
+
+
+def _refuse(what: str, field: str) -> NoReturn:
+    raise InvalidDataset(f"{field}: {what}", field=field)

@@ -1,0 +1,180 @@
+"""Preflight: everything about a request that can be known before it runs, checked before it is queued.
+
+    estimate = preflight(request, facts, capabilities)
+
+`facts` are those of the artifacts that the tenant has (`service.intake`), by digest. Pure: nothing is read or written,
+so it answers in milliseconds, for `validate_only` and for a real CreateConversion alike.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from modelpress.digests import Digest
+from modelpress.errors import InvalidDataset, InvalidRecipe, InvalidRequest, NotFound, OverLimit
+from modelpress.gates import check_measurable
+from modelpress.manifests import ArtifactKind
+from modelpress.recipes import Quantize, TrainingArguments
+from modelpress.views import Estimate
+from service.estimates import memory_need, storage_need
+from service.fit import Facts, check_adapter, check_adapters_apart, check_labels, check_texts, overlap_warnings
+from service.plan import make_plan
+from service.requests import ConversionRequest
+
+
+class Capabilities(Protocol):
+    """What of a server's capabilities preflight asks for, e.g. a GetCapabilitiesResponse."""
+
+    @property
+    def default_memory_limit_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The facts of a request's artifacts by role. Each is there and of its kind."""
+
+    base: Facts
+    adapters: Mapping[str, Facts]
+    datasets: Mapping[str, Facts]
+    """By field, `inputs.train` to `inputs.probes`, where the request has them."""
+
+
+def preflight(request: ConversionRequest, facts: Mapping[Digest, Facts], capabilities: Capabilities) -> Estimate:
+    """What the conversion will need. Raises on what cannot be: the first misfit, as one sentence with its cure."""
+    inputs = gather(request, facts)
+    for index, adapter in enumerate(inputs.adapters.values()):
+        check_adapter(adapter, inputs.base, field=f"inputs.adapters[{index}]")
+    check_adapters_apart(inputs.adapters)
+    check_lengths(request, inputs.base)
+    check_ignored_modules(request, inputs.base)
+    check_measurable(request.policy, request.evaluation)
+    warnings = [*dataset_warnings(request, inputs), *memory_warnings(request, inputs.base, capabilities)]
+    return Estimate(
+        storage_bytes=storage_need(request, _sizes(request, facts), inputs.base),
+        memory_bytes=memory_need(request, inputs.base).peak_bytes,
+        parameters=inputs.base["parameters"],
+        steps=make_plan(request).step_names,
+        cached_steps=(),
+        warnings=tuple(warnings),
+    )
+
+
+def gather(request: ConversionRequest, facts: Mapping[Digest, Facts]) -> Inputs:
+    """Look up every artifact of the request: NotFound or InvalidRequest names the field."""
+    roles = {
+        "inputs.train": request.train,
+        "inputs.validation": request.validation,
+        "inputs.evaluation": request.evaluation_dataset,
+        "inputs.probes": request.probes,
+    }
+    return Inputs(
+        base=_lookup(request.base, facts, "inputs.base", ArtifactKind.MODEL),
+        adapters={
+            adapter.name: _lookup(adapter.artifact, facts, f"inputs.adapters[{index}].artifact", ArtifactKind.ADAPTER)
+            for index, adapter in enumerate(request.adapters)
+        },
+        datasets={
+            field: _lookup(digest, facts, field, ArtifactKind.DATASET) for field, digest in roles.items() if digest
+        },
+    )
+
+
+def dataset_warnings(request: ConversionRequest, inputs: Inputs) -> Iterator[str]:
+    """Check columns, labels and row counts of every dataset; what is odd but possible comes back as sentences."""
+    evaluation = request.evaluation
+    for field, dataset in inputs.datasets.items():
+        yield from dataset["warnings"]
+        check_texts(dataset, evaluation, field=field)
+        if field != "inputs.probes":
+            yield from check_labels(dataset, evaluation, inputs.base["labels"], field=field)
+    yield from inputs.base["warnings"]
+    train = inputs.datasets.get("inputs.train")
+    if train is None:
+        return
+    yield from overlap_warnings(inputs.datasets["inputs.evaluation"], train, evaluation.text_column)
+    if not request.recipe.needs_training_data:
+        yield "inputs.train is set, and no stage of the recipe reads it"
+    if request.validation is None and train["rows"] < 2:
+        raise InvalidDataset(
+            "inputs.train has one row: give more rows, or a validation dataset, since a tenth of them is held out",
+            field="inputs.train",
+        )
+    for index, stage in enumerate(request.recipe.stages):
+        wanted = getattr(stage, "calibration_examples", 0)
+        if wanted > train["rows"]:
+            rows = train["rows"]
+            yield f"recipe.stages[{index}].calibration_examples is {wanted}, and the training dataset has {rows} rows"
+
+
+def check_lengths(request: ConversionRequest, base: Facts) -> None:
+    """No text, training batch or latency run is longer than the model's positions."""
+    evaluation, most = request.evaluation, base["max_positions"]
+    lengths = {
+        "evaluation.max_length": evaluation.max_length,
+        "evaluation.latency.sequence_lengths": max(evaluation.latency.sequence_lengths),
+        **{
+            f"recipe.stages[{index}].max_length": stage.max_length
+            for index, stage in enumerate(request.recipe.stages)
+            if isinstance(stage, TrainingArguments)
+        },
+    }
+    for field, length in lengths.items():
+        if length > most:
+            raise InvalidRequest(
+                f"{field} is {length}: the model takes at most {most} tokens", reason="TOO_LONG", field=field
+            )
+
+
+def check_ignored_modules(request: ConversionRequest, base: Facts) -> None:
+    """Every module that `quantize` names to be left float exists; patterns are judged when the stage runs."""
+    modules = {tensor.rpartition(".")[0] for tensor in base["tensors"]}
+    for index, stage in enumerate(request.recipe.stages):
+        for name in stage.ignore if isinstance(stage, Quantize) else ():
+            if not name.startswith("re:") and not any(m == name or m.startswith(f"{name}.") for m in modules):
+                close = difflib.get_close_matches(name, modules, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else ""
+                field = f"recipe.stages[{index}].ignore"
+                raise InvalidRecipe(f"{field}: the model has no module {name[:120]!r}{hint}", field=field)
+
+
+def memory_warnings(request: ConversionRequest, base: Facts, capabilities: Capabilities) -> Iterator[str]:
+    """Refuse a memory limit that can never do; warn of one that may not do for the longest batches."""
+    need = memory_need(request, base)
+    asked = request.limits.memory_limit_bytes
+    limit = asked or capabilities.default_memory_limit_bytes
+    if limit < need.certain_bytes:
+        sentence = f"the conversion needs at least {need.certain_bytes} bytes of memory, and "
+        if asked:
+            raise InvalidRequest(
+                f"limits.memory_limit_bytes is {asked}: {sentence}about {need.peak_bytes} at its peak",
+                reason="MEMORY_LIMIT_TOO_LOW",
+                field="limits.memory_limit_bytes",
+            )
+        raise OverLimit(f"{sentence}this server gives a worker {limit}: use a server with more memory")
+    if limit < need.peak_bytes:
+        yield (
+            f"the memory limit is {limit} bytes, and the longest batches may take about {need.peak_bytes}: "
+            "a smaller batch_size or max_length, or activation_checkpointing, needs less"
+        )
+
+
+def _lookup(digest: Digest, facts: Mapping[Digest, Facts], field: str, kind: ArtifactKind) -> Facts:
+    name = f"artifacts/{digest}"
+    if digest not in facts:
+        raise NotFound(
+            f"{field} is {name}, which does not exist: upload it first", reason="ARTIFACT_NOT_FOUND", field=field
+        )
+    found = facts[digest].get("kind")
+    if found != kind.value:
+        raise InvalidRequest(f"{field} is {name}, a {found}: name a {kind.value}", reason="WRONG_KIND", field=field)
+    return facts[digest]
+
+
+def _sizes(request: ConversionRequest, facts: Mapping[Digest, Facts]) -> Iterator[int]:
+    """Bytes of each different artifact of the request."""
+    digests = {request.base, request.evaluation_dataset, request.train, request.validation, request.probes}
+    digests |= {adapter.artifact for adapter in request.adapters}
+    return (facts[digest]["size_bytes"] for digest in digests if digest)
