@@ -70,7 +70,8 @@ def to_modelpress_error(error: Exception, method: str) -> ModelpressError:
 
 
 def to_status(error: ModelpressError) -> status_pb2.Status:
-    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=error.metadata)
+    metadata = error.metadata | _type_metadata(error)
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN, metadata=metadata)
     details: list[Message] = [info]
     if isinstance(error, MissingBlobs):
         details.append(_missing_blobs(error))
@@ -81,6 +82,13 @@ def to_status(error: ModelpressError) -> status_pb2.Status:
     for target, detail in zip(packed, details, strict=True):
         target.Pack(detail)
     return status_pb2.Status(code=STATUS[type(error)].value[0], message=_short(error.message), details=packed)
+
+
+def _type_metadata(error: ModelpressError) -> dict[str, str]:
+    """`type` where neither the reason nor the status code tells the client which of our types this is."""
+    first_of_code = next(kind for kind, code in STATUS.items() if code is STATUS[type(error)])
+    told = error.reason == type(error).reason or type(error) is first_of_code
+    return {} if told else {"type": type(error).reason}
 
 
 async def abort(context: Context, error: ModelpressError) -> None:
