@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from compressors import merge_lora, prune, recover
 from compressors.stages import Job, Monitor
 from modelpress.reports import StageRecord
 
@@ -16,4 +17,8 @@ class Compressor(NamedTuple):
     version: int
 
 
-COMPRESSORS: Mapping[str, Compressor] = {}
+COMPRESSORS: Mapping[str, Compressor] = {
+    "merge_lora": Compressor(merge_lora.run, merge_lora.VERSION),
+    "prune": Compressor(prune.run, prune.VERSION),
+    "recover": Compressor(recover.run, recover.VERSION),
+}

@@ -20,14 +20,22 @@ The same types validate it on the client and on the server. A stage's defaults a
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter, field_validator, model_validator
 
 from modelpress.canonical import canonical_json
 from modelpress.documents import Document, read_document
 from modelpress.errors import InvalidRecipe
+
+
+def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{twice[:80]!r} is given twice")
+    return names
 
 
 class MergeLora(Document):
@@ -37,12 +45,17 @@ class MergeLora(Document):
     adapters: tuple[str, ...] = ()
     """Names of the request's adapters to merge, in order. Empty: all of them."""
 
+    @field_validator("adapters")
+    @classmethod
+    def _names_each_once(cls, adapters: tuple[str, ...]) -> tuple[str, ...]:
+        return _each_once(adapters)
+
 
 class Prune(Document):
     """Remove whole structures and rewrite the config, so that plain `from_pretrained` loads the result."""
 
     method: Literal["prune"] = "prune"
-    targets: tuple[Literal["ffn", "heads"], ...] = ("ffn",)
+    targets: tuple[Literal["ffn", "heads"], ...] = Field(default=("ffn",), min_length=1)
     """What to remove. `heads` removes attention heads together with hidden width: BERT's config can state no other."""
     ratio: float = Field(default=0.4, gt=0, lt=1)
     """Share of each target's structures to remove, in (0, 1)."""
@@ -52,6 +65,11 @@ class Prune(Document):
     """What remains is a multiple of this many structures: odd widths run slower."""
     calibration_examples: int = Field(default=512, ge=1, le=100_000)
     """Training examples that Taylor importance reads."""
+
+    @field_validator("targets")
+    @classmethod
+    def _targets_each_once(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        return _each_once(targets)
 
 
 class TrainingArguments(Document):
@@ -82,6 +100,12 @@ class TrainingArguments(Document):
     """`auto`: bfloat16 autocast on CUDA, float32 on CPU."""
     activation_checkpointing: bool = False
 
+    @model_validator(mode="after")
+    def _has_a_loss(self) -> TrainingArguments:
+        if not self.kl_weight + self.hidden_state_weight + self.label_weight:
+            raise ValueError("kl_weight, hidden_state_weight and label_weight are all 0: there is nothing to train on")
+        return self
+
 
 class Recover(TrainingArguments):
     """Train the pruned model against the unpruned one (distillation)."""
@@ -102,6 +126,16 @@ class Quantize(TrainingArguments):
     """Embedding tables: INT8 per row, or left float."""
     ignore: tuple[str, ...] = ()
     """Module names (exact, or `re:` and a regular expression) that stay float. One that matches nothing is refused."""
+
+    @field_validator("ignore")
+    @classmethod
+    def _patterns_compile(cls, ignore: tuple[str, ...]) -> tuple[str, ...]:
+        for name in ignore:
+            try:
+                re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
+            except (re.error, OverflowError, RecursionError) as fault:
+                raise ValueError(f"{name[:80]!r} is no regular expression: {fault}") from None
+        return ignore
 
 
 class Export(Document):
