@@ -55,8 +55,9 @@ class Prune(Document):
     """Remove whole structures and rewrite the config, so that plain `from_pretrained` loads the result."""
 
     method: Literal["prune"] = "prune"
-    targets: tuple[Literal["ffn", "heads"], ...] = Field(default=("ffn",), min_length=1)
-    """What to remove. `heads` removes attention heads together with hidden width: BERT's config can state no other."""
+    targets: tuple[Literal["ffn"], ...] = Field(default=("ffn",), min_length=1)
+    """What to remove: FFN neurons. Attention heads stay: BERT's config derives their size from hidden width and head
+    count, so fewer heads would mean less width in every tensor on the residual stream."""
     ratio: float = Field(default=0.4, gt=0, lt=1)
     """Share of each target's structures to remove, in (0, 1)."""
     importance: Literal["magnitude", "taylor"] = "taylor"
