@@ -53,9 +53,14 @@ STATUS: Mapping[type[ModelpressError], grpc.StatusCode] = {
 _log = logging.getLogger(__name__)
 
 
+def code_of(error: ModelpressError) -> grpc.StatusCode:
+    """The row of its type, or of the nearest parent's."""
+    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
 def to_modelpress_error(error: Exception, method: str) -> ModelpressError:
     """Ours as they are, faults of ours with their full text in the log only."""
-    if isinstance(error, ModelpressError) and STATUS[type(error)] is not grpc.StatusCode.INTERNAL:
+    if isinstance(error, ModelpressError) and code_of(error) is not grpc.StatusCode.INTERNAL:
         return error
     if _disk_is_full(error):
         return errors.OverLimit(
@@ -81,7 +86,7 @@ def to_status(error: ModelpressError) -> status_pb2.Status:
     packed = [any_pb2.Any() for _ in details]
     for target, detail in zip(packed, details, strict=True):
         target.Pack(detail)
-    return status_pb2.Status(code=STATUS[type(error)].value[0], message=_short(error.message), details=packed)
+    return status_pb2.Status(code=code_of(error).value[0], message=_short(error.message), details=packed)
 
 
 def _type_metadata(error: ModelpressError) -> dict[str, str]:
@@ -95,7 +100,7 @@ async def abort(context: Context, error: ModelpressError) -> None:
     """End the call with the error's status; raises, as `context.abort` does."""
     status = to_status(error)
     trailer = ((DETAILS_KEY, status.SerializeToString()),)
-    await context.abort(STATUS[type(error)], status.message, trailer)
+    await context.abort(code_of(error), status.message, trailer)
 
 
 def _missing_blobs(error: MissingBlobs) -> error_details_pb2.PreconditionFailure:
