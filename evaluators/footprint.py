@@ -2,7 +2,8 @@
 
 A parameter is one element of a weight: of a float tensor with at least one axis, of an integer tensor of at most
 8 bits, or of an integer tensor that is dequantized (an INT32 bias). Scales and zero points are not parameters, scalars
-and 64-bit integers (shapes, positions) neither. A tensor used twice counts once.
+and 64-bit integers (shapes, positions) neither. A tensor used twice counts once, equal tensors that the exporter stored
+once too.
 """
 
 from __future__ import annotations

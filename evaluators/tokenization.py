@@ -18,6 +18,14 @@ from evaluators.runtimes import Feeds
 from modelpress.errors import InvalidDataset, InvalidModel, InvalidRequest
 
 CHUNK_TEXTS = 1024
+VOCABULARY_FILES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
 
 
 @dataclass(frozen=True)
@@ -31,13 +39,17 @@ class EncodedTexts:
 
 
 def load_tokenizer(model: Path) -> Any:
-    """The tokenizer of a model folder; no code from the folder is run."""
+    """The tokenizer of a model folder; no code from the folder is run.
+
+    Raises InvalidModel where the folder holds no vocabulary: transformers would go on with an empty one, in which
+    every word is unknown.
+    """
+    if not any((model / name).is_file() for name in VOCABULARY_FILES):
+        raise InvalidModel("the model has no tokenizer: put its tokenizer.json beside config.json")
     try:
         return AutoTokenizer.from_pretrained(model, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InvalidModel(
-            "the model's tokenizer cannot be loaded: put its tokenizer.json beside config.json"
-        ) from error
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InvalidModel("the model's tokenizer cannot be loaded: save it again with `save_pretrained`") from error
 
 
 def check_max_length(max_length: int, *, config: Mapping[str, Any], tokenizer: Any) -> None:

@@ -14,6 +14,7 @@ A gate that is left out is not applied; the report says so. Shares and ratios ar
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -59,7 +60,11 @@ class Size(Document):
 
 
 class Speed(Document):
-    """Median latency of the baseline over that of the candidate, paired in one run, at one named shape."""
+    """Median of baseline latency / candidate latency, paired in one run, at one named shape.
+
+    Judged on the median's 95 % order-statistic interval: passes when its lower end is at least `min_ratio`, fails when
+    its upper end is below, and is inconclusive between.
+    """
 
     min_ratio: float = Field(gt=0)
     batch_size: int = Field(default=1, ge=1, le=1024)
@@ -81,6 +86,14 @@ class Gates(Document):
     size: Size | None = None
     speed: Speed | None = None
     parity: Parity | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_empty_gates(cls, value: Any) -> Any:
+        empty = next((name for name in value if value[name] is None), None) if isinstance(value, dict) else None
+        if empty is not None:
+            raise ValueError(f"gate {str(empty)[:80]!r} has no bound: give one, or leave the gate out")
+        return value
 
     @model_validator(mode="after")
     def _has_a_gate(self) -> Gates:

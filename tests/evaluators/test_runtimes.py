@@ -190,3 +190,32 @@ def test_config_that_is_no_object_is_refused(tmp_path, table, write_model):
     (folder / "config.json").write_text(json.dumps(["id2label"]))
     with pytest.raises(InvalidModel, match="no JSON object"):
         open_onnx(folder, Resources())
+
+
+def test_segment_ids_are_fed_where_the_model_asks_for_them(tmp_path, table, write_model):
+    folder = write_model(tmp_path / "m", table)
+    proto = onnx.load(folder / "model.onnx")
+    proto.graph.node[-1].output[0] = "mean"
+    proto.graph.node.extend(
+        [
+            helper.make_node("Cast", ["token_type_ids"], ["types"], to=TensorProto.FLOAT),
+            helper.make_node("ReduceSum", ["types", "tokens"], ["second"], keepdims=1),
+            helper.make_node("Add", ["mean", "second"], ["logits"]),
+        ]
+    )
+    proto.graph.input.insert(0, helper.make_tensor_value_info("token_type_ids", TensorProto.INT64, ["N", "T"]))
+    onnx.save(proto, folder / "model.onnx")
+    feeds = {**_feeds([[4, 5]]), "token_type_ids": np.array([[0, 1]])}
+    found = open_onnx(folder, Resources()).logits(feeds)
+    np.testing.assert_allclose(found, [(table[4] + table[5]) / 2 + 1], rtol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    "CUDAExecutionProvider" not in onnxruntime.get_available_providers(), reason="needs ONNX Runtime GPU"
+)
+def test_cuda_gives_the_logits_of_the_cpu(tmp_path, table, write_model):
+    folder = write_model(tmp_path / "m", table)
+    on_cuda, on_cpu = (open_onnx(folder, Resources(device=device)) for device in ("cuda", "cpu"))
+    assert on_cuda.runtime.endswith("CUDAExecutionProvider")
+    np.testing.assert_allclose(on_cuda.logits(_feeds([[4, 5]])), on_cpu.logits(_feeds([[4, 5]])), rtol=1e-5)
