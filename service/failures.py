@@ -31,9 +31,24 @@ NEXT_ACTION: Mapping[FailureKind, str] = {
     FailureKind.INTERNAL: "Retry it: finished steps are kept. Report it where it fails again.",
 }
 
+
+class OutOfMemory(OverLimit):
+    """A worker needed more memory than the conversion's limit."""
+
+    reason = "OUT_OF_MEMORY"
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__(
+            f"it needed more than limits.memory_limit_bytes ({limit_bytes} bytes, the worker's libraries included): "
+            "raise the limit, or lower batch_size or max_length",
+            field="limits.memory_limit_bytes",
+        )
+
+
 KINDS: Mapping[type[ModelpressError], FailureKind] = {
     InvalidRequest: FailureKind.INVALID_INPUT,
     NotFound: FailureKind.INVALID_INPUT,
+    OutOfMemory: FailureKind.OUT_OF_MEMORY,
     OverLimit: FailureKind.NO_CAPACITY,
     ModelpressError: FailureKind.INTERNAL,
 }

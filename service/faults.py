@@ -30,6 +30,20 @@ POINTS: tuple[str, ...] = (
     "signing.key.after",
     "publication.store.before",
     "publication.store.after",
+    "conversion.create.before",
+    "conversion.create.after",
+    "dispatcher.claim.before",
+    "dispatcher.claim.after",
+    "worker.output.before",
+    "worker.output.after",
+    "worker.checkpoint.before",
+    "worker.checkpoint.after",
+    "desk.checkpoint.before",
+    "desk.checkpoint.after",
+    "desk.step.before",
+    "desk.step.after",
+    "attempt.finish.before",
+    "attempt.finish.after",
 )
 """Filled in by the modules' own order on the main path."""
 

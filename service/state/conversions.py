@@ -20,6 +20,7 @@ from modelpress.canonical import canonical_json
 from modelpress.digests import Digest, digest_bytes
 from modelpress.errors import AlreadyExists, Conflict, FailedPrecondition, InvalidRequest, NotFound
 from modelpress.reports import Verdict
+from service.faults import fault_point
 from service.state.events import Change, Journal
 from service.state.states import FINAL, State, move
 from service.state.tables import conversion_labels, conversions
@@ -101,11 +102,14 @@ class Conversions:
 
         Raises AlreadyExists where the `request_id` was used with another request.
         """
+        fault_point("conversion.create.before")
         try:
             with self._journal.change() as change:
-                return self._insert(change, new)
+                created = self._insert(change, new)
         except IntegrityError:
             return self._existing(new)
+        fault_point("conversion.create.after")
+        return created
 
     def get(self, tenant: str, conversion: str) -> Conversion:
         """Raises NotFound."""

@@ -86,22 +86,19 @@ class Steps:
             digest = connection.execute(statement).scalar_one_or_none()
         return Digest(digest) if digest else None
 
-    def save_checkpoint(self, lease: Lease, step: StepKey, digest: Digest) -> None:
-        """Make `digest` the newest checkpoint; the former one is forgotten."""
+    def save_checkpoint(self, lease: Lease, step: StepKey, digest: Digest) -> Digest | None:
+        """Make `digest` the step's newest checkpoint and return the former one, whose blobs may be deleted now."""
+        which = (checkpoints.c.conversion == lease.conversion, checkpoints.c.step == step.name)
         with self._journal.change() as change:
             hold(change, lease, {})
+            former = change.connection.execute(select(checkpoints.c.digest).where(*which)).scalar_one_or_none()
             upsert(
                 change.connection,
                 checkpoints,
                 {"conversion": lease.conversion, "step": step.name},
                 {"key": str(step.key), "digest": str(digest), "created": change.now},
             )
-
-    def checkpoint_names(self, conversion: str) -> tuple[str, ...]:
-        """The steps of the conversion that have a checkpoint."""
-        statement = select(checkpoints.c.step).where(checkpoints.c.conversion == conversion)
-        with self._journal.reading() as connection:
-            return tuple(connection.execute(statement).scalars())
+        return Digest(former) if former else None
 
 
 def _result(row: RowMapping, *, cached: bool) -> StepResult:

@@ -8,7 +8,7 @@ returned, the process stores `output` (where not empty) as a manifest, whose dig
 Between the processes travel JSON messages, one object with one key each, never pickles: a worker that a model has
 taken over must not be able to run code in the service, which holds the signing key.
 
-    service -> worker   run, saved, stop
+    service -> worker   run, saved
     worker -> service   ready, progress, checkpoint, done, failed
 """
 
@@ -60,6 +60,10 @@ class Operation(NamedTuple):
 
     run: Callable[[Task], TaskResult]
     version: int
+
+
+def versions_of(operations: Mapping[str, Operation]) -> dict[str, int]:
+    return {name: operation.version for name, operation in operations.items()}
 
 
 def send(connection: Connection, kind: str, body: Mapping[str, Any]) -> None:

@@ -10,11 +10,17 @@ import pytest
 from sqlalchemy import Engine
 
 from modelpress.digests import digest_bytes
+from service.desk import Desk
+from service.publication import Publication
 from service.requests import ConversionRequest
 from service.state.conversions import Conversion, Conversions, NewConversion
 from service.state.engine import open_database
 from service.state.events import Journal
 from service.state.leases import Leases
+from service.workers.pool import PoolSettings, WorkerPool
+from service.workers.probe import WorkerFacts, probe
+from tests.service.jobs.tiny_operations import operations
+from tests.service.jobs.workshop import Workshop
 
 RECIPE = "stages: [{method: export}]"
 POLICY = "gates: {size: {max_ratio: 1.0}}"
@@ -73,3 +79,24 @@ def new() -> Callable[..., NewConversion]:
 @pytest.fixture
 def queued(conversions: Conversions, new: Callable[..., NewConversion]) -> Conversion:
     return conversions.create(new())
+
+
+@pytest.fixture(scope="session")
+def facts(tmp_path_factory: pytest.TempPathFactory) -> WorkerFacts:
+    """What a probe child of the real forkserver says; it imports torch and all the rest once per test session."""
+    folder = tmp_path_factory.mktemp("probe")
+    return probe(WorkerPool(PoolSettings(str(folder / "store"), folder / "scratch", 1, "cpu", operations)))
+
+
+@pytest.fixture
+def workshop(tmp_path: Path, facts: WorkerFacts) -> Iterator[Callable[..., Workshop]]:
+    """Open a Workshop for a pipeline; again on the same data after `close`, as a restarted server would."""
+    opened: list[Workshop] = []
+
+    def start(pipeline: Callable[[Desk], Publication], **settings: Any) -> Workshop:
+        opened.append(Workshop(tmp_path / "data", facts, pipeline, **settings))
+        return opened[-1]
+
+    yield start
+    for each in opened:
+        each.close()

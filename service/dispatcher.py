@@ -1,0 +1,145 @@
+"""The dispatcher: takes queued conversions, as many at once as it has slots, and watches what runs.
+
+One thread looks around a few times a second, or as soon as it is woken; each attempt has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+
+from service import pipeline
+from service.attempt import Attempt, AttemptLimits, Pipeline
+from service.config import Config
+from service.desk import Tools
+from service.faults import fault_point
+from service.plan import make_plan
+from service.signing import Signer
+from service.state.engine import is_sqlite
+from service.state.events import Journal
+from service.state.leases import Leases
+from service.store import ContentStore
+from service.workers.pool import PoolSettings, WorkerPool
+from service.workers.probe import probe
+from service.workers.station import Stop
+
+LOOK_EVERY_S = 0.2
+"""Between two looks at the attempts: a cancel is seen within this time."""
+TIDY_EVERY_S = 1.0
+"""Between two looks for what waited too long, what dead servers left, and what others queued."""
+
+MAIN_PATH = Pipeline(pipeline.run, lambda request: make_plan(request).step_names)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DispatcherSettings:
+    """`slots` conversions at once; a lease lasts `lease_s` without a renewal."""
+
+    slots: int
+    lease_s: float
+    limits: AttemptLimits
+
+
+class Dispatcher:
+    def __init__(self, tools: Tools, settings: DispatcherSettings, *, main_path: Pipeline = MAIN_PATH) -> None:
+        self.tools = tools
+        self._settings = settings
+        self._main_path = main_path
+        self._leases = Leases(tools.journal, holder=secrets.token_hex(8), lease_s=settings.lease_s)
+        self._only_server = is_sqlite(tools.journal.engine.url)
+        self._attempts: list[Attempt] = []
+        self._wake = threading.Event()
+        self._draining = threading.Event()
+        self._tidied = 0.0
+        self._thread = threading.Thread(target=self._loop, name="dispatcher", daemon=True)
+
+    def start(self) -> None:
+        """Take over what a dead server left, then begin to claim."""
+        self.tools.pool.clear()
+        released = self._leases.release_dead(only_server=self._only_server)
+        if released:
+            _log.info("took over from a server that stopped", extra={"fields": {"conversions": released}})
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look now: something was queued or is to be cancelled. Callable from any thread."""
+        self._wake.set()
+
+    def drain(self, grace_s: float) -> None:
+        """Claim nothing more, stop every worker (its last checkpoint is kept), queue what ran again.
+
+        Returns when that is done, or after `grace_s`: then the leases run out.
+        """
+        self._draining.set()
+        self.wake()
+        self._thread.join(grace_s)
+        deadline = time.monotonic() + grace_s
+        for attempt in self._attempts:
+            attempt.stop(Stop.DRAINED)
+        while time.monotonic() < deadline and not all(attempt.ended for attempt in self._attempts):
+            time.sleep(0.02)
+
+    @property
+    def running(self) -> int:
+        """Attempts that have not ended."""
+        return sum(not attempt.ended for attempt in self._attempts)
+
+    def _loop(self) -> None:
+        while not self._draining.is_set():
+            try:
+                self._look()
+            except Exception:  # noqa: BLE001 - the database may be back at the next look
+                _log.exception("the dispatcher's look failed; it looks again")
+                self._draining.wait(TIDY_EVERY_S)
+            self._wake.wait(LOOK_EVERY_S)
+
+    def _look(self) -> None:
+        woken = self._wake.is_set()
+        self._wake.clear()
+        running = [attempt for attempt in self._attempts if not attempt.ended]
+        freed, self._attempts = len(running) < len(self._attempts), running
+        states = self._leases.states([attempt.lease for attempt in self._attempts]) if self._attempts else {}
+        for attempt in self._attempts:
+            attempt.heed(*states[attempt.lease.conversion])
+            attempt.watch()
+        if woken or freed or time.monotonic() - self._tidied > TIDY_EVERY_S:
+            self._tidied = time.monotonic()
+            self._leases.fail_overdue()
+            self._leases.release_dead(only_server=self._only_server)
+            self._claim()
+
+    def _claim(self) -> None:
+        """Fill the free slots."""
+        while len(self._attempts) < self._settings.slots and not self._draining.is_set():
+            fault_point("dispatcher.claim.before")
+            claim = self._leases.claim()
+            if claim is None:
+                return
+            fault_point("dispatcher.claim.after")
+            attempt = Attempt(claim, self.tools, self._main_path, self._settings.limits)
+            self._attempts.append(attempt)
+            attempt.start()
+
+
+def open_dispatcher(config: Config, *, journal: Journal, store: ContentStore, signer: Signer) -> Dispatcher:
+    """Start the forkserver, ask a probe child, and make the dispatcher of this configuration. Blocks for seconds.
+
+    Raises FailedPrecondition where workers could not do their work.
+    """
+    workers = config.workers
+    pool = WorkerPool(PoolSettings(config.store_url, config.scratch, config.worker_threads, workers.device))
+    facts = probe(pool)
+    _log.warning("workers are ready", extra={"fields": {"isolation": facts.environment.isolation}})
+    limits = AttemptLimits(
+        run_timeout_s=config.limits.run_timeout_s,
+        memory_limit_bytes=config.worker_memory_bytes,
+        max_attempts=workers.max_attempts,
+        renew_every_s=workers.lease_s / 3,
+    )
+    tools = Tools(journal, store, signer, pool, facts)
+    return Dispatcher(tools, DispatcherSettings(workers.slots, workers.lease_s, limits))

@@ -1,0 +1,200 @@
+"""The worker process of one conversion: it runs one step after the other and stores what each leaves.
+
+It is forked from the preloaded forkserver, has a session, a scratch folder and limits of its own, and ends with the
+pipe to the service. It reads and writes the content store; it has no database and no key.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from compressors.stages import Progress
+from modelpress.digests import Digest
+from modelpress.errors import ModelpressError
+from service.faults import fault_point
+from service.steps import Step
+from service.store import ContentStore
+from service.workers.limits import is_out_of_memory, limit_memory
+from service.workers.protocol import Operation, Task, TaskResult, receive, send, step_from_json
+from service.workers.surroundings import enter
+
+PRELOAD = "service.workers.preload"
+PROGRESS_EVERY_S = 0.25
+MAX_TRACEBACK_CHARACTERS = 20_000
+
+Table = Callable[[], Mapping[str, Operation]]
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What one worker process is started with. `checkpoints_url` is the conversion's own store for checkpoints."""
+
+    store_url: str
+    checkpoints_url: str
+    scratch: Path
+    threads: int
+    device: str
+    memory_limit_bytes: int
+    operations: Table
+
+
+def standard_operations() -> Mapping[str, Operation]:
+    """The table of `service.workers.operations`, which imports torch: called in worker processes only."""
+    from service.workers.operations import OPERATIONS
+
+    return OPERATIONS
+
+
+def serve(connection: Connection, settings: WorkerSettings) -> None:
+    """Entry of the process: answer `run` messages until the service closes the pipe."""
+    preloaded = PRELOAD in sys.modules
+    enter(settings.scratch)
+    limit_memory(settings.memory_limit_bytes)
+    _use_threads(settings.threads)
+    bench = _Bench(connection, settings)
+    send(connection, "ready", {"preloaded": preloaded})
+    while True:
+        try:
+            kind, body = receive(connection)
+        except EOFError:
+            return
+        if kind == "run":
+            _answer(bench, body)
+
+
+class _Bench:
+    """Where steps are run: the stores, and the inputs that were fetched already."""
+
+    def __init__(self, connection: Connection, settings: WorkerSettings) -> None:
+        self.connection = connection
+        self.settings = settings
+        self.store = ContentStore(settings.store_url, scratch=settings.scratch)
+        self.operations = settings.operations()
+        self._fetched: dict[Digest, Path] = {}
+
+    def checkpoints(self) -> ContentStore:
+        """Opened anew each time: the service deletes it as a whole when a step finishes."""
+        return ContentStore(self.settings.checkpoints_url, scratch=self.settings.scratch)
+
+    def fetch(self, digest: Digest) -> Path:
+        """A verified copy of a folder, made once per process and shared by its steps."""
+        if digest not in self._fetched:
+            folder = self.settings.scratch / "inputs" / digest.hex
+            self.store.fetch_folder(self.store.manifest(digest), folder)
+            self._fetched[digest] = folder
+        return self._fetched[digest]
+
+
+class PipeMonitor:
+    """A `compressors.stages.Monitor` that tells the service, and keeps checkpoints in the conversion's own store."""
+
+    def __init__(self, bench: _Bench, folder: Path, checkpoint: Digest | None) -> None:
+        self._bench = bench
+        self._folder = folder
+        self._checkpoint = checkpoint
+        self._told = -PROGRESS_EVERY_S
+
+    def progress(self, progress: Progress) -> None:
+        """Told at most four times a second, and always at the end."""
+        now = time.monotonic()
+        if now - self._told < PROGRESS_EVERY_S and progress.step != progress.steps:
+            return
+        self._told = now
+        body = {"done": progress.step, "total": progress.steps, "loss": progress.loss}
+        send(self._bench.connection, "progress", body)
+
+    def save_checkpoint(self, step: int, write: Callable[[Path], None]) -> None:
+        """Returns when the checkpoint is in the store and the service has noted it as the newest."""
+        folder = self._folder / f"checkpoint-{step}"
+        folder.mkdir()
+        write(folder)
+        fault_point("worker.checkpoint.before")
+        manifest = self._bench.checkpoints().put_folder(folder)
+        fault_point("worker.checkpoint.after")
+        shutil.rmtree(folder)
+        send(self._bench.connection, "checkpoint", {"digest": str(manifest.digest)})
+        receive(self._bench.connection)
+        self._checkpoint = manifest.digest
+
+    def checkpoint(self) -> Path | None:
+        if self._checkpoint is None:
+            return None
+        folder = self._folder / "checkpoint"
+        shutil.rmtree(folder, ignore_errors=True)
+        store = self._bench.checkpoints()
+        store.fetch_folder(store.manifest(self._checkpoint), folder)
+        return folder
+
+
+def _answer(bench: _Bench, body: Mapping[str, Any]) -> None:
+    """Run one step; whatever goes wrong in it is an answer, too."""
+    try:
+        answer = _run(bench, step_from_json(body["step"]), body["checkpoint"])
+    except ModelpressError as error:
+        kind = type(error).__name__
+        send(
+            bench.connection,
+            "failed",
+            {"error": kind, "reason": error.reason, "message": error.message, "field": error.field},
+        )
+    except Exception as error:  # noqa: BLE001 - the service decides what becomes of it
+        kind = "OutOfMemory" if is_out_of_memory(error) else ""
+        send(
+            bench.connection, "failed", {"error": kind, "traceback": traceback.format_exc()[-MAX_TRACEBACK_CHARACTERS:]}
+        )
+    else:
+        send(bench.connection, "done", answer)
+
+
+def _run(bench: _Bench, step: Step, checkpoint: str | None) -> dict[str, Any]:
+    folder = bench.settings.scratch / "step"
+    try:
+        task = _task(bench, step, folder, Digest(checkpoint) if checkpoint else None)
+        start = time.monotonic()
+        result = bench.operations[step.operation].run(task)
+        seconds = time.monotonic() - start
+        return {**_store(bench.store, task, result), "seconds": seconds}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _task(bench: _Bench, step: Step, folder: Path, checkpoint: Digest | None) -> Task:
+    for name in ("output", "evidence", "work"):
+        (folder / name).mkdir(parents=True)
+    return Task(
+        step=step,
+        folder=folder / "work",
+        inputs={role: bench.fetch(digest) for role, digest in step.inputs.items()},
+        output=folder / "output",
+        evidence=folder / "evidence",
+        device=bench.settings.device,
+        threads=bench.settings.threads,
+        monitor=PipeMonitor(bench, folder, checkpoint),
+    )
+
+
+def _store(store: ContentStore, task: Task, result: TaskResult) -> dict[str, Any]:
+    """Put what the operation wrote into the store: evidence first, so that a stored output is always complete."""
+    record = dict(result.record)
+    fault_point("worker.output.before")
+    if any(task.evidence.iterdir()):
+        record["evidence"] = str(store.put_folder(task.evidence).digest)
+    output = str(store.put_folder(task.output).digest) if any(task.output.iterdir()) else None
+    fault_point("worker.output.after")
+    return {"digest": output, "record": record}
+
+
+def _use_threads(count: int) -> None:
+    """Pin torch to `count` compute threads: part of what makes a result reproducible."""
+    torch = importlib.import_module("torch")
+    torch.set_num_threads(count)
+    torch.set_num_interop_threads(1)

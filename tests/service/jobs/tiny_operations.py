@@ -1,0 +1,105 @@
+"""Small real operations for tests of the machinery: they write files, take time, crash and run out of memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+from compressors.stages import Progress
+from modelpress.errors import InvalidModel
+from service.workers.protocol import Operation, Task, TaskResult
+
+
+def write(task: Task) -> TaskResult:
+    """Write a file that follows from arguments, seed and inputs, and say who ran."""
+    text = "|".join([str(task.step.arguments), str(task.step.seed), *_contents(task)])
+    (task.output / "result.txt").write_text(hashlib.sha256(text.encode()).hexdigest())
+    (task.evidence / "proof.txt").write_text("proof of " + task.step.name)
+    return TaskResult({"length": len(text), "threads": task.threads})
+
+
+def measure(task: Task) -> TaskResult:
+    """Figures only, and another one at every run: the process and the time."""
+    return TaskResult({"process": os.getpid(), "time": time.time()})
+
+
+def train(task: Task) -> TaskResult:
+    """Count to `steps` with a checkpoint at each, from the newest checkpoint on; `crash_at` ends the process there."""
+    arguments = task.step.arguments
+    folder = task.monitor.checkpoint()
+    start = int((folder / "state.txt").read_text()) if folder else 0
+    state = start
+    while state < arguments["steps"]:
+        state += 1
+        task.monitor.save_checkpoint(state, partial(_write_state, state))
+        task.monitor.progress(Progress(state, arguments["steps"], loss=1.0 / state))
+        if state == arguments.get("crash_at") and start == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    (task.output / "state.txt").write_text(f"{state}")
+    return TaskResult({"started_from": start})
+
+
+def wait(task: Task) -> TaskResult:
+    """Take `seconds`; with `deaf`, ignore SIGTERM."""
+    if task.step.arguments.get("deaf"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end = time.monotonic() + task.step.arguments["seconds"]
+    while time.monotonic() < end:
+        task.monitor.progress(Progress(0, 1))
+        time.sleep(0.05)
+    return TaskResult({})
+
+
+def crash(task: Task) -> TaskResult:
+    os.kill(os.getpid(), task.step.arguments["signal"])
+    return TaskResult({})
+
+
+def leave(task: Task) -> TaskResult:
+    os._exit(3)
+
+
+def refuse(task: Task) -> TaskResult:
+    raise InvalidModel("tensor 'w' holds NaN: upload weights that are finite", field="w")
+
+
+def stumble(task: Task) -> TaskResult:
+    raise ZeroDivisionError("secret of /srv/keys")
+
+
+def allocate(task: Task) -> TaskResult:
+    """Hold `megabytes` of memory."""
+    held = [bytearray(1 << 20) for _ in range(task.step.arguments["megabytes"])]
+    return TaskResult({"held": len(held)})
+
+
+def look(task: Task) -> TaskResult:
+    """What the process sees of its surroundings."""
+    return TaskResult(
+        {
+            "environment": sorted(os.environ),
+            "folder": str(Path.cwd()),
+            "session": os.getsid(0) == os.getpid(),
+            "group": os.getpgid(0) == os.getpid(),
+        }
+    )
+
+
+def operations() -> Mapping[str, Operation]:
+    functions = (write, measure, train, wait, crash, leave, refuse, stumble, allocate, look)
+    return {function.__name__: Operation(function, 1) for function in functions}
+
+
+def _contents(task: Task) -> list[str]:
+    files = [(role, file) for role, folder in sorted(task.inputs.items()) for file in sorted(folder.iterdir())]
+    return [f"{role}/{file.name}:{file.read_text()}" for role, file in files]
+
+
+def _write_state(state: int, folder: Path) -> None:
+    (folder / "state.txt").write_text(f"{state}")
+    (folder / "constant.txt").write_text("the same in every checkpoint")
