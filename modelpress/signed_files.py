@@ -50,13 +50,16 @@ class SignedFiles:
 
 def read_signed_files(folder: Path, key: ec.EllipticCurvePublicKey) -> SignedFiles:
     """Check that `model.sig`, signed by `key`, signs exactly the files of the folder. VerificationFailed names one."""
-    present = _files(folder)
+    if not folder.is_dir():
+        raise VerificationFailed(f"{str(folder)!r} is not a folder")
+    present, folders = _contents(folder)
     statement = open_bundle(
         read_compact_json(read_bytes(folder, MODEL_SIGNATURE), MODEL_SIGNATURE), key, MODEL_SIGNATURE
     )
     digests = _signed_digests(statement)
     _check_covers(digests)
     _check_present(present, digests)
+    _check_folders(folders, present)
     for path, digest in digests.items():
         if _file_digest(folder, path) != digest:
             raise _changed(path)
@@ -76,8 +79,8 @@ def read_bytes(folder: Path, path: str) -> bytes:
         raise VerificationFailed(f"{path!r} cannot be read: {fault.strerror}") from None
 
 
-def _files(folder: Path) -> set[str]:
-    """Paths of all regular files. Links, special files and folders without files are refused: nothing signs them."""
+def _contents(folder: Path) -> tuple[set[str], set[str]]:
+    """Paths of all regular files and of all folders. Links and special files are refused."""
     files: set[str] = set()
     folders: set[str] = set()
     for path, mode in _walk(folder):
@@ -86,10 +89,7 @@ def _files(folder: Path) -> set[str]:
         (folders if stat.S_ISDIR(mode) else files).add(str(path))
         if len(files) + len(folders) > MAX_ENTRIES:
             raise VerificationFailed(f"the folder holds more than {MAX_ENTRIES} files and folders")
-    parents = {str(parent) for file in files for parent in PurePosixPath(file).parents}
-    if empty := sorted(folders - parents):
-        raise VerificationFailed(f"{empty[0]!r} is a folder without files, which no signature covers: remove it")
-    return files
+    return files, folders
 
 
 def _walk(folder: Path) -> Iterator[tuple[PurePosixPath, int]]:
@@ -148,6 +148,12 @@ def _check_present(present: set[str], digests: Mapping[str, Digest]) -> None:
         raise VerificationFailed(f"{missing[0]!r} is missing: {MODEL_SIGNATURE} signs it")
     if added := sorted(present - set(digests) - {MODEL_SIGNATURE, APPROVAL}):
         raise VerificationFailed(f"{added[0]!r} was added: {MODEL_SIGNATURE} does not sign it")
+
+
+def _check_folders(folders: set[str], files: set[str]) -> None:
+    parents = {str(parent) for file in files for parent in PurePosixPath(file).parents}
+    if empty := sorted(folders - parents):
+        raise VerificationFailed(f"{empty[0]!r} is a folder without files, which no signature covers: remove it")
 
 
 def _file_digest(folder: Path, path: str) -> Digest:

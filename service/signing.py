@@ -1,6 +1,6 @@
 """The signing key, and the two things that are signed with it. Lives in the service process only.
 
-    signer = load_or_create_signer(data / "keys", key_file=None)
+    signer = load_or_create_signer(data, key_file=None)
     approval = signer.sign_statement(statement)              # bytes of approval.dsse.json
     signer.sign_folder(folder, folder / "model.sig", ignore=SIGNED_STATEMENTS)
 
@@ -31,8 +31,8 @@ from modelpress.errors import FailedPrecondition
 from service.faults import fault_point
 
 VARIABLE = "MODELPRESS_KEY_PASSPHRASE"
-DEVELOPMENT_KEY = "development-key.pem"
-DEVELOPMENT_PUBLIC_KEY = "development-key.pub.pem"
+DEVELOPMENT_KEY = Path("keys", "development-key.pem")
+DEVELOPMENT_PUBLIC_KEY = Path("keys", "development-key.pub.pem")
 MAKE_A_KEY = "openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -aes256 -out key.pem"
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class _LoadedKeySigner(sign_ec_key.Signer):  # type: ignore[misc]  # model_signi
 
 
 def load_or_create_signer(folder: Path, key_file: Path | None) -> Signer:
-    """The configured key, or else the development key in `folder`, made at the first start.
+    """The configured key, or else the development key in `folder`/keys, made at the first start.
 
     An encrypted PEM is opened with the passphrase in MODELPRESS_KEY_PASSPHRASE, which is taken out of the environment
     so that no worker inherits it. FailedPrecondition where the key cannot be used.

@@ -1,0 +1,100 @@
+"""`report.html`: the report for people. One file, no scripts, nothing loaded from anywhere.
+
+    html = render_page(report, recipe_yaml=recipe, policy_yaml=policy)
+
+Equal reports give equal bytes. Everything that came from a request is escaped, and the page's own content security
+policy allows its style sheet and nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from modelpress import __version__
+from modelpress.output import APPROVAL_EXPLAINED
+from modelpress.policies import read_policy
+from modelpress.reports import Report
+from service import report_rows as rows
+from service.pictures import confusion_picture, curve_picture, kl_picture, latency_picture, size_picture
+from service.svg import short
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def render_page(report: Report, *, recipe_yaml: str, policy_yaml: str) -> str:
+    """The whole page. `policy_yaml` must be valid; it says which shape the speed-up is shown at."""
+    environment = _environment()
+    policy = read_policy(policy_yaml)
+    style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
+    size_bound = policy.gates.size.max_ratio if policy.gates.size else None
+    return environment.get_template("report.html.j2").render(
+        report=report,
+        style=Markup(style),  # noqa: S704 - our own file
+        style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
+        key_figures=rows.key_figures(report, policy),
+        gates=rows.gate_rows(report.decision.gates),
+        comparisons=tuple(rows.comparisons(report)),
+        pictures=_pictures(report, size_bound),
+        recipe_yaml=recipe_yaml,
+        policy_yaml=policy_yaml,
+        version=__version__,
+        approval_explained=APPROVAL_EXPLAINED,
+    )
+
+
+def _pictures(report: Report, size_bound: float | None) -> dict[str, Markup]:
+    evaluation = report.evaluation
+    return {
+        "baseline_confusion": confusion_picture(evaluation.baseline, "baseline"),
+        "candidate_confusion": confusion_picture(evaluation.candidate, "candidate"),
+        "size": size_picture(evaluation.footprint, size_bound),
+        "latency": latency_picture(evaluation.latency),
+        "kl": kl_picture(report.drift.kl_histogram),
+    }
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        short=short,
+        percent=rows.percent,
+        megabytes=rows.megabytes,
+        duration=_duration,
+        fact=_fact,
+        curve=lambda stage: curve_picture(stage.curve, stage.method),
+        stage_figures=rows.stage_figures,
+        touched_groups=rows.touched_groups,
+    )
+    return environment
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
+
+
+def _fact(value: Any) -> str:
+    """One detail or argument of a stage, for people."""
+    if value is None:
+        return "none"
+    if isinstance(value, (bool, str)):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    if isinstance(value, float):
+        return short(value)
+    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
+        return ", ".join(value) or "none"
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)

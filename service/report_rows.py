@@ -1,0 +1,191 @@
+"""What the report page says in figures: rows of text made from the report's values, ready to be laid out."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from modelpress.gate_results import WORDINGS
+from modelpress.policies import Policy
+from modelpress.reports import GateResult, Interval, LatencyRow, Metric, Report, StageRecord
+from service.pictures import gate_picture
+from service.svg import short
+
+NO_GATE = "none"
+TITLES = {"flips": "Flips", "kl_mean": "KL, mean", "kl_p99": "KL, 99th percentile", "parity": "Parity"}
+"""Where the gate's title in a sentence is too long for a table."""
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+@dataclass(frozen=True)
+class KeyFigure:
+    """One of the three figures that matter. `outcome` is its gate's, `none` where the policy has no such gate."""
+
+    title: str
+    value: str
+    details: tuple[str, ...]
+    outcome: str
+
+
+@dataclass(frozen=True)
+class GateRow:
+    title: str
+    figure: str
+    interval: str
+    bound: str
+    outcome: str
+    sentence: str
+    picture: Markup
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Baseline against candidate, and what changed."""
+
+    name: str
+    baseline: str
+    candidate: str
+    change: str
+
+
+def key_figures(report: Report, policy: Policy) -> tuple[KeyFigure, ...]:
+    evaluation = report.evaluation
+    outcomes = {gate.name: gate.outcome.value.lower() for gate in report.decision.gates}
+    footprint, drop, row = evaluation.footprint, evaluation.accuracy_drop, speed_row(evaluation.latency, policy)
+    size = (
+        "of the baseline's bytes",
+        f"{megabytes(footprint.baseline_bytes)} → {megabytes(footprint.candidate_bytes)}",
+    )
+    speed = (
+        f"batch {row.batch_size}, {row.sequence_length} tokens, {threads(row.threads)}",
+        f"{short(row.baseline_median_ms)} → {short(row.candidate_median_ms)} ms",
+    )
+    accuracy = (
+        _stated(drop.interval),
+        f"{percent(evaluation.baseline.accuracy.value)} → {percent(evaluation.candidate.accuracy.value)}, "
+        f"n = {evaluation.paired.n:,}",
+    )
+    return (
+        KeyFigure("Size", f"{short(100 * footprint.ratio)} %", size, outcomes.get("size", NO_GATE)),
+        KeyFigure("Speed-up", f"{short(row.speedup)}x", speed, outcomes.get("speed", NO_GATE)),
+        KeyFigure(
+            "Accuracy drop",
+            "not computed" if drop.value is None else f"{short(100 * drop.value)} points",
+            accuracy,
+            outcomes.get("accuracy_drop", NO_GATE),
+        ),
+    )
+
+
+def speed_row(rows: Sequence[LatencyRow], policy: Policy) -> LatencyRow:
+    """The shape that the policy's speed gate names; the first one measured where it names none."""
+    gate = policy.gates.speed
+    shape = (gate.batch_size, gate.sequence_length) if gate else None
+    return next((row for row in rows if (row.batch_size, row.sequence_length) == shape), rows[0])
+
+
+def gate_rows(gates: Sequence[GateResult]) -> tuple[GateRow, ...]:
+    return tuple(_gate_row(gate) for gate in gates)
+
+
+def comparisons(report: Report) -> Iterator[Comparison]:
+    """The before-and-after table. Quality is of the exported files in their runtime."""
+    evaluation = report.evaluation
+    baseline, candidate, footprint = evaluation.baseline, evaluation.candidate, evaluation.footprint
+    yield _quality("Accuracy", baseline.accuracy, candidate.accuracy)
+    yield _quality("F1, macro average", baseline.f1_macro, candidate.f1_macro)
+    for before, after in zip(baseline.per_class, candidate.per_class, strict=True):
+        change = _points(before.f1, after.f1)
+        yield Comparison(f"F1 of {before.label}, n = {before.support:,}", percent(before.f1), percent(after.f1), change)
+    yield Comparison(
+        "Size of the model files",
+        megabytes(footprint.baseline_bytes),
+        megabytes(footprint.candidate_bytes),
+        f"{percent(footprint.ratio)} of it",
+    )
+    weights = (footprint.baseline_parameters, footprint.candidate_parameters)
+    share = f"{percent(weights[1] / weights[0])} of them" if weights[0] else "–"
+    yield Comparison("Parameters", f"{weights[0]:,}", f"{weights[1]:,}", share)
+    for row in evaluation.latency:
+        yield Comparison(
+            f"Latency, batch {row.batch_size}, {row.sequence_length} tokens: median (p95)",
+            f"{short(row.baseline_median_ms)} ({short(row.baseline_p95_ms)}) ms",
+            f"{short(row.candidate_median_ms)} ({short(row.candidate_p95_ms)}) ms",
+            f"{short(row.speedup)}x ({' to '.join(interval_ends(row.speedup_interval, 1))})",
+        )
+
+
+def stage_figures(stage: StageRecord) -> list[tuple[str, str, str]]:
+    """Name, before, after: what the stage did to the held-out split."""
+    names = list(dict.fromkeys([*stage.before, *stage.after]))
+    return [(name, _held_out(stage.before, name), _held_out(stage.after, name)) for name in names]
+
+
+def touched_groups(names: Sequence[str]) -> list[tuple[str, int]]:
+    """Names that differ only in their numbers, as one pattern with its count, in order of appearance."""
+    return list(Counter(_NUMBER.sub("*", name) for name in names).items())
+
+
+def percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.2f}\N{NO-BREAK SPACE}%"
+
+
+def megabytes(size: float) -> str:
+    return f"{size / 1e6:,.1f}\N{NO-BREAK SPACE}MB"
+
+
+def threads(count: int) -> str:
+    return "one thread" if count == 1 else f"{count} threads"
+
+
+def _stated(interval: Interval | None) -> str:
+    low, high = interval_ends(interval, 100)
+    return f"{100 * interval.confidence:g} % interval {low} to {high}" if interval else "no interval"
+
+
+def interval_ends(interval: Interval | None, scale: float) -> tuple[str, str]:
+    return (short(interval.low * scale), short(interval.high * scale)) if interval else ("", "")
+
+
+def _gate_row(gate: GateResult) -> GateRow:
+    wording = WORDINGS[gate.name]
+    suffix = wording.suffix.partition(" of ")[0]
+    low, high = interval_ends(gate.interval, wording.scale)
+    side = "at most" if gate.comparison == "<=" else "at least"
+    return GateRow(
+        title=TITLES.get(gate.name, wording.title),
+        figure="none" if gate.figure is None else f"{short(gate.figure * wording.scale)}{suffix}",
+        interval=f"{low} to {high}" if gate.interval else "–",
+        bound=f"{side} {short(gate.bound * wording.scale)}{suffix}",
+        outcome=gate.outcome.value,
+        sentence=gate.sentence,
+        picture=gate_picture(gate, wording.scale),
+    )
+
+
+def _quality(name: str, before: Metric, after: Metric) -> Comparison:
+    def shown(metric: Metric) -> str:
+        ends = metric.interval
+        return (
+            f"{percent(metric.value)} ({100 * ends.low:.2f} to {100 * ends.high:.2f})"
+            if ends
+            else percent(metric.value)
+        )
+
+    return Comparison(name, shown(before), shown(after), _points(before.value, after.value))
+
+
+def _points(before: float | None, after: float | None) -> str:
+    if before is None or after is None:
+        return "–"
+    return f"{100 * (after - before):+.2f} points".replace("-", "−")
+
+
+def _held_out(figures: dict[str, float], name: str) -> str:
+    if name not in figures:
+        return "–"
+    return percent(figures[name]) if name in ("accuracy", "f1_macro") else short(figures[name])
