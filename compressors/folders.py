@@ -105,17 +105,26 @@ def load_model(folder: Path, *, device: str = "cpu") -> Any:
             trust_remote_code=False,
             dtype=torch.float32,
             attn_implementation="eager",
+            ignore_mismatched_sizes=True,  # reported below with both shapes, where transformers' error names none
             output_loading_info=True,
         )
     except (RuntimeError, ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
         first_line = " ".join(str(error).replace(str(folder), "the model").split())[:300]
         raise InvalidModel(f"the weights do not load into {model_class.__name__}: {first_line}") from None
     for fault in ("missing", "unexpected", "mismatched"):
-        names = sorted(map(str, loading[f"{fault}_keys"]))
+        names = sorted(_tensor_and_shapes(key) for key in loading[f"{fault}_keys"])
         if names:
             raise InvalidModel(f"{len(names)} {fault} tensors for {model_class.__name__}: {', '.join(names[:3])}")
     check_finite(model.state_dict(), of="the model")
     return model.eval().to(device)
+
+
+def _tensor_and_shapes(key: Any) -> str:
+    """transformers reports a name, or a name with the shape found and the shape expected."""
+    if isinstance(key, str):
+        return key
+    name, found, expected = key
+    return f"{name} {list(found)} instead of {list(expected)}"
 
 
 def load_tokenizer(folder: Path) -> Any:
