@@ -97,6 +97,8 @@ class Desk:
         self.store = tools.store
         self.signer = tools.signer
         self.environment: Environment = tools.facts.environment
+        self.scratch = tools.pool.scratch
+        """Local folder for working copies; what a killed server left in it is deleted at the next start."""
         self.current_step = ""
         """The step that runs, for whoever has to say where it failed."""
         self.finished = 0
