@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from modelpress import __version__
 from modelpress.attestations import approval_statement
@@ -39,11 +39,9 @@ from modelpress.output import (
 from modelpress.policies import read_policy
 from modelpress.reports import Report, Verdict
 from modelpress.verification import verify_folder
+from service.desk import Desk
 from service.faults import fault_point
 from service.report_page import render_page
-
-if TYPE_CHECKING:
-    from service.desk import Desk
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ def _check(report: Report, sources: Sources) -> None:
 @contextmanager
 def _private_folder(desk: Desk) -> Iterator[Path]:
     """An empty folder that only this process's user can read, named like the conversion. A killed run's is replaced."""
-    scratch = desk.store.staging / f"publication-{desk.conversion.id}"
+    scratch = desk.scratch / f"publication-{desk.conversion.id}"
     shutil.rmtree(scratch, ignore_errors=True)
     folder = scratch / desk.conversion.id
     try:

@@ -38,6 +38,7 @@ class Desk:
     conversion: Conversion
     store: ContentStore
     signer: Signer
+    scratch: Path
 
     def now(self) -> float:
         return 1_796_040_300.0
@@ -85,7 +86,7 @@ def prepare(case: samples.Case, root: Path, signer: Signer, files: dict[str, byt
         labels={"project": "prompt-guard"},
         seed=7,
     )
-    return Prepared(case, Desk(Conversion(samples.CONVERSION, request), store, signer), sources)
+    return Prepared(case, Desk(Conversion(samples.CONVERSION, request), store, signer, root / "scratch"), sources)
 
 
 @pytest.fixture(scope="session")

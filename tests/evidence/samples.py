@@ -68,7 +68,7 @@ class Case:
 APPROVED = Case()
 REJECTED = Case(confusion=((1150, 99), (160, 692)), lost=180, gained=23, flips=203, candidate_bytes=33_100_000)
 INCONCLUSIVE = Case(policy_yaml=POLICY_YAML.replace("max: 0.015", "max: 0.005"))
-CACHED = Case(reused_from="conversions/11aa22bb33cc44dd")
+CACHED = Case(reused_from="11aa22bb33cc44dd")
 CASES = {"approved": APPROVED, "rejected": REJECTED, "inconclusive": INCONCLUSIVE, "cached": CACHED}
 
 N = 2101
@@ -136,7 +136,7 @@ def _quality(confusion: tuple[tuple[int, ...], ...], measured_by: str) -> Qualit
 
 
 def _evaluation(case: Case) -> EvaluationReport:
-    own = case.reused_from or f"conversions/{CONVERSION}"
+    own = case.reused_from or CONVERSION
     right = case.confusion[0][0] + case.confusion[1][1]
     paired = PairedCounts(
         both_right=right - case.gained,
@@ -147,7 +147,7 @@ def _evaluation(case: Case) -> EvaluationReport:
     baseline_right = paired.both_right + case.lost
     baseline = ((1249 - 49, 49), (852 - (baseline_right - 1200), baseline_right - 1200))
     return EvaluationReport(
-        baseline=_quality(baseline, "conversions/00ff00ff00ff00ff"),
+        baseline=_quality(baseline, "00ff00ff00ff00ff"),
         candidate=_quality(case.confusion, own),
         paired=paired,
         accuracy_drop=accuracy_drop(paired, confidence=0.95),
@@ -205,7 +205,7 @@ def _drift(case: Case) -> DriftReport:
 
 
 def _stages(case: Case) -> tuple[StageRecord, ...]:
-    own = case.reused_from or f"conversions/{CONVERSION}"
+    own = case.reused_from or CONVERSION
     encoder = tuple(f"encoder.layer.{i}" for i in range(6))
     ffn = tuple(f"{layer}.{name}.dense" for layer in encoder for name in ("intermediate", "output"))
     attention = tuple(f"{layer}.attention.self.{name}" for layer in encoder for name in ("query", "value"))
@@ -218,7 +218,7 @@ def _stages(case: Case) -> tuple[StageRecord, ...]:
             details={"max_abs_logit_difference": 4.8e-07, "examples_compared": 64},
             seconds=2.1,
             peak_memory_bytes=610_000_000,
-            measured_by="conversions/00ff00ff00ff00ff",
+            measured_by="00ff00ff00ff00ff",
         ),
         StageRecord(
             method="prune",

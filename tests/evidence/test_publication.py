@@ -106,7 +106,7 @@ def test_publishing_again_gives_the_same_documents_and_fresh_signatures(prepared
 
 def test_nothing_is_left_in_the_scratch_folder(prepared):
     prepared.publish()
-    assert list(prepared.desk.store.staging.glob("publication-*")) == []
+    assert list(prepared.desk.scratch.glob("publication-*")) == []
 
 
 KILLED = """
@@ -125,14 +125,14 @@ def test_a_killed_publication_is_published_cleanly_when_run_again(tmp_path, poin
     command = [sys.executable, "-c", KILLED, str(tmp_path)]
     killed = subprocess.run(command, env={**os.environ, "MODELPRESS_KILL_AT": point}, check=False, capture_output=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    [scratch] = (tmp_path / "store").rglob("publication-*")
+    [scratch] = (tmp_path / "scratch").glob("publication-*")
     assert stat.S_IMODE(scratch.stat().st_mode) == 0o700
     signer = load_or_create_signer(tmp_path / "data", None)
     again = prepare(samples.APPROVED, tmp_path, signer)
     folder = again.download(again.publish(), tmp_path / "output")
     verified = verify_folder(folder, public_key_pem=signer.public_key_pem, allow_development_key=True)
     assert verified.model_digest == str(again.sources.model)
-    assert list(again.desk.store.staging.glob("publication-*")) == []
+    assert list(again.desk.scratch.glob("publication-*")) == []
 
 
 def blobs(root: Path) -> list[str]:

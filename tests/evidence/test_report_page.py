@@ -267,3 +267,10 @@ def test_figures_are_shown_with_three_significant_digits(value, shown):
 def test_names_that_differ_only_in_layer_numbers_are_one_group():
     names = ["layer.0.query.weight", "layer.1.query.weight", "layer.11.query.weight", "int8.weight"]
     assert touched_groups(names) == [("layer.*.query.weight", 3), ("int8.weight", 1)]
+
+
+def test_only_stages_that_another_conversion_ran_are_called_cache_hits():
+    text = Reader(page(sample("approved"))).text
+    assert text.count("cache hit") == 1  # merge_lora of the sample
+    assert "run by 00ff00ff00ff00ff" in text
+    assert Reader(page(sample("cached"))).text.count("cache hit: run by") == 5
