@@ -16,7 +16,7 @@ from service.intake.weights import Weight, read_weights, refuse_non_finite
 FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 WRAPPERS: Mapping[str, str] = {
     "_orig_mod.": "torch.compile: save `model._orig_mod`",
-    "_fsdp_wrapped_module.": "FSDP: gather the full state_dict first",
+    "_fsdp_wrapped_module.": "FSDP: save the gathered, full state_dict",
     "module.": "DistributedDataParallel: save `model.module`",
 }
 """What a wrapper puts before tensors' names, and which model to save instead."""
@@ -67,7 +67,7 @@ def refuse_wrapper_names(weights: Mapping[str, Weight]) -> None:
         for wrapper, cure in WRAPPERS.items():
             if name.startswith(wrapper) or (wrapper.startswith("_") and f".{wrapper}" in name):
                 raise InvalidModel(
-                    f"{weights[name].file.path}: tensor {name!r} carries {wrapper!r}, which comes from {cure} instead",
+                    f"{weights[name].file.path}: tensor {name!r} carries the {wrapper!r} of {cure} instead",
                     reason="WRAPPED_WEIGHTS",
                     field=name,
                 )
