@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,12 +17,15 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 import obstore
+from obstore.exceptions import BaseError
 from obstore.store import from_url
 
 from modelpress.digests import CHUNK_BYTES, Digest
-from modelpress.errors import InvalidRequest, NotFound, OverLimit
+from modelpress.errors import InvalidRequest, NotFound, OverLimit, Unavailable
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+_log = logging.getLogger(__name__)
 
 
 class Blobs(Protocol):
@@ -97,37 +101,44 @@ class ObjectBlobs:
     """
 
     def __init__(self, url: str, staging: Path) -> None:
-        options = {"timeout": timedelta(minutes=5)} | ({"allow_http": True} if _plain_http_allowed() else {})
+        options = {"timeout": timedelta(minutes=5), "allow_http": _plain_http_allowed()}
         try:
             self._store = from_url(url, client_options=options)
-        except (ValueError, obstore.exceptions.BaseError):
+        except (ValueError, BaseError):
             raise InvalidRequest(
-                "storage.store is no URL of an object store: use a folder, or e.g. s3://bucket/prefix",
-                field="storage.store",
+                "storage.store_url is no URL of an object store: use a folder, or e.g. s3://bucket/prefix",
+                field="storage.store_url",
             ) from None
         self.staging = staging
         staging.mkdir(parents=True, exist_ok=True)
 
     def size(self, digest: Digest) -> int | None:
-        try:
-            return int(obstore.head(self._store, _key(digest))["size"])
-        except FileNotFoundError:
-            return None
+        with _remote_errors():
+            try:
+                return int(obstore.head(self._store, _key(digest))["size"])
+            except FileNotFoundError:
+                return None
 
     def read(self, digest: Digest, *, offset: int, length: int) -> Iterator[bytes]:
-        for start in range(offset, offset + length, CHUNK_BYTES):
-            wanted = min(CHUNK_BYTES, offset + length - start)
+        if length == 0:
+            return
+        with _remote_errors():
             try:
-                yield bytes(obstore.get_range(self._store, _key(digest), start=start, length=wanted))
+                found = obstore.get(self._store, _key(digest), options={"range": (offset, offset + length)})
             except FileNotFoundError:
                 raise NotFound(f"no blob {digest}") from None
+            for part in found.stream(min_chunk_size=CHUNK_BYTES):
+                data = memoryview(part)
+                for start in range(0, len(data), CHUNK_BYTES):
+                    yield bytes(data[start : start + CHUNK_BYTES])
 
     def publish(self, file: Path, digest: Digest) -> None:
-        obstore.put(self._store, _key(digest), file)
+        with _remote_errors():
+            obstore.put(self._store, _key(digest), file)
         file.unlink()
 
     def delete(self, digest: Digest) -> None:
-        with suppress(FileNotFoundError):
+        with _remote_errors(), suppress(FileNotFoundError):
             obstore.delete(self._store, _key(digest))
 
 
@@ -147,6 +158,18 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def _remote_errors() -> Iterator[None]:
+    """What obstore could not do after its own retries: the log says why, the caller may try again."""
+    try:
+        yield
+    except BaseError as error:
+        _log.exception("the object store failed")
+        raise Unavailable(
+            "the server's object store does not answer: try again later", reason="STORAGE_UNAVAILABLE"
+        ) from error
 
 
 @contextmanager
