@@ -170,12 +170,17 @@ def curve_picture(curve: Sequence[CurvePoint], method: str) -> Markup:
     up = Axis(0, max(loss for _, loss in losses) or 1, 150, 14)
     parts = [line((40, 150), (WIDTH - 44, 150), class_="axis"), *_left_axis(up, map(short, up.ticks()))]
     path = " ".join(f"{across.at(step):.1f},{up.at(loss):.1f}" for step, loss in losses)
-    parts += [tag("polyline", points=path, class_="loss"), text(6, 8, "― loss", class_="note")]
+    parts += [
+        tag("polyline", points=path, class_="loss"),
+        line((4, 5), (18, 5), class_="loss"),
+        text(22, 9, "loss", class_="note"),
+    ]
     if looks:
         down = Axis(0, max(kl for _, kl in looks) or 1, 150, 14)
         parts += [tag("circle", cx=across.at(s), cy=down.at(kl), r=3.5, class_="look") for s, kl in looks]
         parts += [text(WIDTH - 40, down.at(tick) + 4, short(tick)) for tick in down.ticks()]
-        parts.append(text(WIDTH - 4, 8, "● held-out KL, nats", anchor="end", class_="note"))
+        parts.append(text(WIDTH - 4, 9, "held-out KL, nats", anchor="end", class_="note"))
+        parts.append(tag("circle", cx=WIDTH - 100, cy=5, r=3.5, class_="look"))
     parts += [text(across.at(tick), 166, short(tick), anchor="middle") for tick in across.ticks(5)]
     parts.append(text(WIDTH / 2, 182, "step", anchor="middle", class_="note"))
     ends = f"from {short(losses[0][1])} to {short(losses[-1][1])} in {curve[-1].step} steps"

@@ -71,7 +71,7 @@ def _environment() -> Environment:
     environment.filters.update(
         short=short,
         percent=rows.percent,
-        megabytes=rows.megabytes,
+        size_text=rows.size_text,
         duration=_duration,
         fact=_fact,
         curve=lambda stage: curve_picture(stage.curve, stage.method),

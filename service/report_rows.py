@@ -58,7 +58,7 @@ def key_figures(report: Report, policy: Policy) -> tuple[KeyFigure, ...]:
     footprint, drop, row = evaluation.footprint, evaluation.accuracy_drop, speed_row(evaluation.latency, policy)
     size = (
         "of the baseline's bytes",
-        f"{megabytes(footprint.baseline_bytes)} → {megabytes(footprint.candidate_bytes)}",
+        f"{size_text(footprint.baseline_bytes)} → {size_text(footprint.candidate_bytes)}",
     )
     speed = (
         f"batch {row.batch_size}, {row.sequence_length} tokens, {threads(row.threads)}",
@@ -103,8 +103,8 @@ def comparisons(report: Report) -> Iterator[Comparison]:
         yield Comparison(f"F1 of {before.label}, n = {before.support:,}", percent(before.f1), percent(after.f1), change)
     yield Comparison(
         "Size of the model files",
-        megabytes(footprint.baseline_bytes),
-        megabytes(footprint.candidate_bytes),
+        size_text(footprint.baseline_bytes),
+        size_text(footprint.candidate_bytes),
         f"{percent(footprint.ratio)} of it",
     )
     weights = (footprint.baseline_parameters, footprint.candidate_parameters)
@@ -134,7 +134,10 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.2f}\N{NO-BREAK SPACE}%"
 
 
-def megabytes(size: float) -> str:
+def size_text(size: float) -> str:
+    """Decimal megabytes; from a thousand of them, gigabytes."""
+    if size >= 1e9:
+        return f"{size / 1e9:,.2f}\N{NO-BREAK SPACE}GB"
     return f"{size / 1e6:,.1f}\N{NO-BREAK SPACE}MB"
 
 
