@@ -62,7 +62,7 @@ class OnnxModel:
     def logits(self, feeds: Feeds) -> NDArray[np.float32]:
         """Logits [N, K] in float32. `feeds` holds all of `INPUTS`, each [N, T]; the model takes those that it asks for.
 
-        Raises InvalidModel where the model cannot run on this shape.
+        Raises InvalidModel where the model cannot run on this shape, or gives another number of logits.
         """
         wanted = {name: feeds[name].astype(integer, copy=False) for name, integer in self.inputs.items()}
         rows, tokens = feeds["input_ids"].shape
@@ -73,6 +73,12 @@ class OnnxModel:
                 f"the exported model fails on {rows} x {tokens} tokens: export it with free batch and sequence "
                 "dimensions, and keep `max_length` within what it takes"
             ) from error
+        if logits_NK.shape != (rows, len(self.labels)):
+            raise InvalidModel(
+                f"the exported model gives logits of shape {logits_NK.shape} for {rows} rows and {len(self.labels)} "
+                "labels: its `id2label` and its classifier disagree",
+                field="id2label",
+            )
         return np.asarray(logits_NK, dtype=np.float32)
 
 

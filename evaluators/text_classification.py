@@ -15,7 +15,7 @@ from evaluators.predictions import Predictions
 from evaluators.runtimes import OnnxModel, Resources, open_onnx
 from evaluators.tokenization import check_max_length, encode, load_tokenizer, padded_batches
 from modelpress.datasets import LabelledTexts, read_labelled_texts, read_texts
-from modelpress.errors import InvalidModel, InvalidRequest
+from modelpress.errors import InvalidRequest
 from modelpress.evaluations import Evaluation
 from modelpress.intervals import share_interval
 from modelpress.reports import ClassQuality, Metric, PairedCounts, QualityReport
@@ -60,14 +60,7 @@ def _predict(
     logits_NK = np.full((len(rows), len(opened.labels)), np.nan, dtype=np.float32)
     done = 0
     for indices, feeds in padded_batches(encoded, batch_size=evaluation.batch_size):
-        batch_NK = opened.logits(feeds)
-        if batch_NK.shape != (len(indices), len(opened.labels)):
-            raise InvalidModel(
-                f"the exported model gives logits of shape {batch_NK.shape} for {len(indices)} rows and "
-                f"{len(opened.labels)} labels: its `id2label` and its classifier disagree",
-                field="id2label",
-            )
-        logits_NK[indices] = batch_NK
+        logits_NK[indices] = opened.logits(feeds)
         done += len(indices)
         progress(done, len(rows))
     ids = {label: i for i, label in enumerate(opened.labels)}
