@@ -9,15 +9,18 @@ import asyncio
 import functools
 import importlib.metadata
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 
 from compressors.families import FAMILIES
-from modelpress.v1 import artifacts_pb2_grpc, capabilities_pb2_grpc, reports_pb2_grpc
+from modelpress.errors import ModelpressError
+from modelpress.v1 import artifacts_pb2_grpc, capabilities_pb2_grpc, conversions_pb2_grpc, reports_pb2_grpc
 from service.config import Config
+from service.dispatcher import Dispatcher, open_dispatcher
 from service.edge.artifacts import ArtifactParts, ArtifactsServicer
-from service.edge.capabilities import CapabilitiesServicer, Equipment
+from service.edge.capabilities import CapabilitiesServicer, Equipment, describe
+from service.edge.conversions import ConversionParts, ConversionsServicer
 from service.edge.interceptors import EdgeInterceptor
 from service.edge.reports import ReportsServicer
 from service.edge.server import EdgeServer, Registration
@@ -63,16 +66,27 @@ async def serve(config: Config, *, announce: Callable[[str], None], stop: asynci
         uploads = UploadRepository(foundation.journal.engine)
         desk = UploadDesk(foundation.store, uploads, _upload_limits(config))
         await _keep_collecting(running, GarbageCollector(foundation.store.staging, uploads, desk), threads)
-        server = EdgeServer(
-            config.server, EdgeInterceptor(Doorkeeper(config.identity.tokens)), _services(foundation, desk)
-        )
+        failure = _Failure(asyncio.get_running_loop(), stop)
+        dispatcher = _dispatcher(foundation, failure.set)
+        running.push_async_callback(threads.run, dispatcher.drain, config.server.grace_s)
+        conversions = _conversions(foundation, dispatcher)
+        services = _services(foundation, desk) | {
+            "modelpress.v1.Conversions": functools.partial(
+                conversions_pb2_grpc.add_ConversionsServicer_to_server, conversions
+            )
+        }
+        server = EdgeServer(config.server, EdgeInterceptor(Doorkeeper(config.identity.tokens)), services)
         address = await server.start()
         running.push_async_callback(server.drain)
+        running.callback(conversions.stop)
+        dispatcher.start()
         announce(address)
         _log.info("serving", extra={"fields": {"address": address, "development_key": foundation.signer.development}})
         await stop.wait()
         _log.info("draining", extra={"fields": {"grace_s": config.server.grace_s}})
     _log.info("stopped")
+    if failure.error:
+        raise failure.error
 
 
 def lay_foundation(config: Config, threads: Threads) -> Foundation:
@@ -84,7 +98,38 @@ def lay_foundation(config: Config, threads: Threads) -> Foundation:
     return Foundation(config, store, Journal(engine), signer, threads)
 
 
-def _services(foundation: Foundation, desk: UploadDesk) -> Mapping[str, Registration]:
+class _Failure:
+    """What ends the server from another thread: the first error, told to the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+        self.error: ModelpressError | None = None
+        self._loop = loop
+        self._stop = stop
+
+    def set(self, error: ModelpressError) -> None:
+        self.error = self.error or error
+        self._loop.call_soon_threadsafe(self._stop.set)
+
+
+def _dispatcher(foundation: Foundation, on_failure: Callable[[ModelpressError], None]) -> Dispatcher:
+    return open_dispatcher(
+        foundation.config,
+        journal=foundation.journal,
+        store=foundation.store,
+        signer=foundation.signer,
+        on_failure=on_failure,
+    )
+
+
+def _conversions(foundation: Foundation, dispatcher: Dispatcher) -> ConversionsServicer:
+    artifacts = ArtifactRepository(foundation.journal.engine)
+    capabilities = describe(foundation.config, _equipment(foundation.signer))
+    return ConversionsServicer(
+        ConversionParts(foundation.journal, dispatcher, artifacts, capabilities, foundation.threads)
+    )
+
+
+def _services(foundation: Foundation, desk: UploadDesk) -> dict[str, Registration]:
     """Every service of the wire by its full name."""
     config, store, threads = foundation.config, foundation.store, foundation.threads
     repository = ArtifactRepository(foundation.journal.engine)

@@ -107,8 +107,8 @@ class Storage(Document):
 
 
 class Workers(Document):
-    slots: int = Field(default=1, ge=1, le=64)
-    """Conversions that run at once, each in a process of its own."""
+    slots: int = Field(default=1, ge=0, le=64)
+    """Conversions that run at once, each in a process of its own; 0: this server only queues, others compute."""
     threads: int = Field(default=0, ge=0, le=1024)
     """Compute threads of each worker, part of what makes a result reproducible; 0: usable cores / `slots`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -170,11 +170,11 @@ class Config(Document):
 
     @property
     def worker_threads(self) -> int:
-        return self.workers.threads or max(1, usable_cores() // self.workers.slots)
+        return self.workers.threads or max(1, usable_cores() // max(1, self.workers.slots))
 
     @property
     def worker_memory_bytes(self) -> int:
-        return self.limits.memory_limit_bytes or int(usable_memory_bytes() * MEMORY_SHARE) // self.workers.slots
+        return self.limits.memory_limit_bytes or int(usable_memory_bytes() * MEMORY_SHARE) // max(1, self.workers.slots)
 
 
 def load_config(

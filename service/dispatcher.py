@@ -9,8 +9,10 @@ import logging
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from modelpress.errors import ModelpressError, Unavailable
 from service import pipeline
 from service.attempt import Attempt, AttemptLimits, Pipeline
 from service.config import Config
@@ -28,6 +30,8 @@ from service.workers.station import Stop
 
 LOOK_EVERY_S = 0.2
 """Between two looks at the attempts: a cancel is seen within this time."""
+EQUIP_S = 60.0
+"""Longest wait for the workers' first start."""
 TIDY_EVERY_S = 1.0
 """Between two looks for what waited too long, what dead servers left, and what others queued."""
 
@@ -46,25 +50,47 @@ class DispatcherSettings:
 
 
 class Dispatcher:
-    def __init__(self, tools: Tools, settings: DispatcherSettings, *, main_path: Pipeline = MAIN_PATH) -> None:
-        self.tools = tools
+    """`equip` makes the workers ready, which takes seconds, and returns what attempts work with."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        equip: Callable[[], Tools],
+        settings: DispatcherSettings,
+        *,
+        main_path: Pipeline = MAIN_PATH,
+        on_failure: Callable[[ModelpressError], None],
+    ) -> None:
+        self._journal = journal
+        self._equip = equip
         self._settings = settings
         self._main_path = main_path
-        self._leases = Leases(tools.journal, holder=secrets.token_hex(8), lease_s=settings.lease_s)
-        self._only_server = is_sqlite(tools.journal.engine.url)
+        self._on_failure = on_failure
+        self._leases = Leases(journal, holder=secrets.token_hex(8), lease_s=settings.lease_s)
+        self._only_server = is_sqlite(journal.engine.url)
+        self._tools: Tools | None = None
+        self._equipped = threading.Event()
         self._attempts: list[Attempt] = []
         self._wake = threading.Event()
         self._draining = threading.Event()
         self._tidied = 0.0
-        self._thread = threading.Thread(target=self._loop, name="dispatcher", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="dispatcher", daemon=True)
 
     def start(self) -> None:
-        """Take over what a dead server left, then begin to claim."""
-        self.tools.pool.clear()
-        released = self._leases.release_dead(only_server=self._only_server)
-        if released:
-            _log.info("took over from a server that stopped", extra={"fields": {"conversions": released}})
+        """Take over what a dead server left, and begin to claim once the workers are ready. Returns at once.
+
+        With 0 slots it only tidies up: this server queues, others compute.
+        """
         self._thread.start()
+
+    def tools(self) -> Tools | None:
+        """What attempts work with, waited for; None where this server has no workers. Unavailable after a minute."""
+        if self._settings.slots == 0:
+            return None
+        self._equipped.wait(EQUIP_S)
+        if self._tools is None:
+            raise Unavailable("the workers are still being started: try again in a few seconds")
+        return self._tools
 
     def wake(self) -> None:
         """Look now: something was queued or is to be cancelled. Callable from any thread."""
@@ -77,6 +103,8 @@ class Dispatcher:
         """
         self._draining.set()
         self.wake()
+        if self._thread.ident is None:
+            return
         self._thread.join(grace_s)
         deadline = time.monotonic() + grace_s
         for attempt in self._attempts:
@@ -89,14 +117,31 @@ class Dispatcher:
         """Attempts that have not ended."""
         return sum(not attempt.ended for attempt in self._attempts)
 
-    def _loop(self) -> None:
-        while not self._draining.is_set():
+    def _run(self) -> None:
+        self._guarded(self._take_over)
+        if self._settings.slots:
             try:
-                self._look()
-            except Exception:  # noqa: BLE001 - the database may be back at the next look
-                _log.exception("the dispatcher's look failed; it looks again")
-                self._draining.wait(TIDY_EVERY_S)
+                self._tools = self._equip()
+            except ModelpressError as error:
+                self._on_failure(error)
+                return
+            self._equipped.set()
+        self.wake()
+        while not self._draining.is_set():
+            self._guarded(self._look)
             self._wake.wait(LOOK_EVERY_S)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:  # noqa: BLE001 - the database may be back at the next look
+            _log.exception("the dispatcher failed; it looks again")
+            self._draining.wait(TIDY_EVERY_S)
+
+    def _take_over(self) -> None:
+        released = self._leases.release_dead(only_server=self._only_server)
+        if released:
+            _log.info("took over from a server that stopped", extra={"fields": {"conversions": released}})
 
     def _look(self) -> None:
         woken = self._wake.is_set()
@@ -111,9 +156,10 @@ class Dispatcher:
             self._tidied = time.monotonic()
             self._leases.fail_overdue()
             self._leases.release_dead(only_server=self._only_server)
-            self._claim()
+            if self._tools is not None:
+                self._claim(self._tools)
 
-    def _claim(self) -> None:
+    def _claim(self, tools: Tools) -> None:
         """Fill the free slots."""
         while len(self._attempts) < self._settings.slots and not self._draining.is_set():
             fault_point("dispatcher.claim.before")
@@ -121,25 +167,34 @@ class Dispatcher:
             if claim is None:
                 return
             fault_point("dispatcher.claim.after")
-            attempt = Attempt(claim, self.tools, self._main_path, self._settings.limits)
+            attempt = Attempt(claim, tools, self._main_path, self._settings.limits)
             self._attempts.append(attempt)
             attempt.start()
 
 
-def open_dispatcher(config: Config, *, journal: Journal, store: ContentStore, signer: Signer) -> Dispatcher:
-    """Start the forkserver, ask a probe child, and make the dispatcher of this configuration. Blocks for seconds.
-
-    Raises FailedPrecondition where workers could not do their work.
-    """
+def open_dispatcher(
+    config: Config,
+    *,
+    journal: Journal,
+    store: ContentStore,
+    signer: Signer,
+    on_failure: Callable[[ModelpressError], None],
+) -> Dispatcher:
+    """The dispatcher of this configuration, not started. `on_failure` is told where workers could not do their work."""
     workers = config.workers
-    pool = WorkerPool(PoolSettings(config.store_url, config.scratch, config.worker_threads, workers.device))
-    facts = probe(pool)
-    _log.warning("workers are ready", extra={"fields": {"isolation": facts.environment.isolation}})
+
+    def equip() -> Tools:
+        pool = WorkerPool(PoolSettings(config.store_url, config.scratch, config.worker_threads, workers.device))
+        pool.clear()
+        facts = probe(pool)
+        _log.warning("workers are ready", extra={"fields": {"isolation": facts.environment.isolation}})
+        return Tools(journal, store, signer, pool, facts)
+
     limits = AttemptLimits(
         run_timeout_s=config.limits.run_timeout_s,
         memory_limit_bytes=config.worker_memory_bytes,
         max_attempts=workers.max_attempts,
         renew_every_s=workers.lease_s / 3,
     )
-    tools = Tools(journal, store, signer, pool, facts)
-    return Dispatcher(tools, DispatcherSettings(workers.slots, workers.lease_s, limits))
+    settings = DispatcherSettings(workers.slots, workers.lease_s, limits)
+    return Dispatcher(journal, equip, settings, on_failure=on_failure)

@@ -5,9 +5,6 @@ What a dispatcher does with one (claim, renew, finish) stands in `service.state.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +15,7 @@ from sqlalchemy.exc import IntegrityError
 
 from modelpress.canonical import canonical_json
 from modelpress.digests import Digest, digest_bytes
-from modelpress.errors import AlreadyExists, Conflict, FailedPrecondition, InvalidRequest, NotFound
+from modelpress.errors import AlreadyExists, Conflict, FailedPrecondition, NotFound
 from modelpress.reports import Verdict
 from service.faults import fault_point
 from service.state.events import Change, Journal
@@ -84,13 +81,6 @@ class Filter:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Page:
-    conversions: tuple[Conversion, ...]
-    next_page_token: str
-    """Empty on the last page."""
-
-
 class Conversions:
     """Every method reads or writes one tenant's conversions only; another tenant's do not exist for it."""
 
@@ -119,19 +109,15 @@ class Conversions:
             raise NotFound(f"there is no conversion {conversion[:64]!r}: list them with ListConversions", field="name")
         return conversion_of(row)
 
-    def page(self, tenant: str, *, size: int, token: str, only: Filter) -> Page:
-        """Up to `size` conversions, newest first. Raises InvalidRequest for a token that belongs to another query."""
-        query = _digest_of_query(tenant, only)
+    def page(self, tenant: str, *, only: Filter, after: tuple[float, str] | None, limit: int) -> list[Conversion]:
+        """At most `limit` conversions, newest first, beginning after (created, id) of the former page's last one."""
         statement = _filtered(tenant, only).order_by(conversions.c.created.desc(), conversions.c.id.desc())
-        if token:
-            created, last = _read_token(token, query)
-            after = conversions.c.created < created
+        if after is not None:
+            created, last = after
             tie = and_(conversions.c.created == created, conversions.c.id < last)
-            statement = statement.where(or_(after, tie))
+            statement = statement.where(or_(conversions.c.created < created, tie))
         with self._journal.reading() as connection:
-            found = [conversion_of(row) for row in connection.execute(statement.limit(size + 1)).mappings()]
-        more = len(found) > size
-        return Page(tuple(found[:size]), _write_token(found[size - 1], query) if more else "")
+            return [conversion_of(row) for row in connection.execute(statement.limit(limit)).mappings()]
 
     def cancel(self, tenant: str, conversion: str, *, etag: str = "") -> Conversion:
         """Ask for a stop: a queued one is CANCELLED at once, a running one CANCELLING until its worker has stopped.
@@ -252,22 +238,3 @@ def _filtered(tenant: str, only: Filter) -> Select[Any]:
         )
         statement = statement.where(exists().where(label))
     return statement
-
-
-def _digest_of_query(tenant: str, only: Filter) -> str:
-    query = [tenant, sorted(s.value for s in only.states), sorted(v.value for v in only.verdicts), dict(only.labels)]
-    return digest_bytes(canonical_json(query)).hex[:16]
-
-
-def _write_token(last: Conversion, query: str) -> str:
-    return base64.urlsafe_b64encode(json.dumps([query, last.created, last.id]).encode()).decode()
-
-
-def _read_token(token: str, query: str) -> tuple[float, str]:
-    try:
-        made_for, created, last = json.loads(base64.urlsafe_b64decode(token.encode()))
-        if made_for == query:
-            return float(created), str(last)
-    except (binascii.Error, ValueError, TypeError):
-        pass
-    raise InvalidRequest("page_token was not made by this query: start again without one", field="page_token")

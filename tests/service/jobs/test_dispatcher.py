@@ -187,7 +187,7 @@ def test_cancel_ends_a_running_step_within_two_seconds(workshop, new, deaf):
 
 
 def test_cancel_is_heeded_within_two_seconds_while_the_pipeline_itself_is_busy(workshop, new):
-    shop = workshop(lambda desk: time.sleep(4) or publish_text(desk, "late"))
+    shop = workshop(lambda desk: time.sleep(2.5) or publish_text(desk, "late"))
     made = shop.conversions.create(new())
     shop.wait(made, State.RUNNING)
     start = time.monotonic()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from modelpress.digests import Digest
+from modelpress.errors import ModelpressError
 from modelpress.reports import Verdict
 from service.attempt import AttemptLimits, Pipeline
 from service.desk import Desk, Tools
@@ -64,9 +65,13 @@ class Workshop:
         pool = WorkerPool(PoolSettings(str(self.data / "store"), scratch, 1, "cpu", operations))
         limits = AttemptLimits(self.run_timeout_s, self.memory_limit_bytes, max_attempts=3, renew_every_s=5.0)
         signer = load_or_create_signer(self.data, None)
-        tools = Tools(self.journal, self.store, signer, pool, self.facts)
+        self.tools = Tools(self.journal, self.store, signer, pool, self.facts)
+        settings = DispatcherSettings(self.slots, 15.0, limits)
         path = Pipeline(self._run, lambda request: STEPS)
-        self.dispatcher = Dispatcher(tools, DispatcherSettings(self.slots, 15.0, limits), main_path=path)
+        self.failures: list[ModelpressError] = []
+        self.dispatcher = Dispatcher(
+            self.journal, lambda: self.tools, settings, main_path=path, on_failure=self.failures.append
+        )
         self.dispatcher.start()
 
     def _run(self, desk: Desk) -> Publication:
@@ -105,5 +110,5 @@ class Workshop:
         deadline = time.monotonic() + 10
         while self.dispatcher.running and time.monotonic() < deadline:
             time.sleep(0.01)
-        folder = self.dispatcher.tools.pool.scratch
+        folder = self.tools.pool.scratch
         return sorted(file.name for file in folder.iterdir()) if folder.exists() else []
