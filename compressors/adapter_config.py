@@ -30,6 +30,8 @@ WITHOUT_EFFECT = (
     "runtime_config",
 )
 """Settings that change nothing in what a trained adapter computes."""
+HEADS = {None: (), "SEQ_CLS": ("classifier", "score")}
+"""PEFT's task types, and the modules that PEFT trains and saves whole for each, whatever modules_to_save says."""
 HARMLESS_INITS = (True, False, "gaussian", "eva", "orthogonal")
 """Ways to initialise that leave the base model's weights alone; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA do not."""
 
@@ -84,8 +86,9 @@ class LoraSettings(Document):
 
     def saves(self, tensor: str) -> bool:
         """Whether the base tensor belongs to a module that was trained and saved whole."""
+        saved = (*(self.modules_to_save or ()), *HEADS[self.task_type])
         parents = [tensor[: match.start()] for match in re.finditer(r"\.", tensor)]
-        return any(p == name or p.endswith(f".{name}") for p in parents for name in self.modules_to_save or ())
+        return any(p == name or p.endswith(f".{name}") for p in parents for name in saved)
 
 
 def read_lora_settings(folder: Path, *, adapter: str) -> LoraSettings:
@@ -108,6 +111,8 @@ def read_lora_settings(folder: Path, *, adapter: str) -> LoraSettings:
 def _checked(settings: LoraSettings, adapter: str) -> LoraSettings:
     if not settings.target_modules:
         raise _refused(adapter, "target_modules", settings.target_modules, "name the modules that the adapter is on")
+    if settings.task_type not in HEADS:
+        raise _refused(adapter, "task_type", settings.task_type, "the base is for text classification, SEQ_CLS")
     for pattern in (*settings.rank_pattern, *settings.alpha_pattern):
         try:
             re.compile(pattern)

@@ -20,8 +20,8 @@ from modelpress.errors import InvalidModel
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-_WRAPPERS = re.compile(r"\.(base_layer|modules_to_save)(?=\.(weight|bias)$)")
-_UNUSED_COPY = re.compile(r".+\.original_module\.bias")
+_WRAPPERS = re.compile(r"\.(base_layer|modules_to_save(\.default)?)(?=\.)")
+_UNUSED_COPY = re.compile(r".+\.original_module\.(.+\.)?bias")
 """With bias 'all' PEFT also writes the untrained biases of modules_to_save, which it never reads."""
 _LORA_PART = re.compile(r"(?P<module>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_B\.bias)")
 
