@@ -98,17 +98,16 @@ def test_intake_and_the_workers_reader_accept_the_same_bytes(inspect: Inspect, t
     generator = random.Random(0)
     good = jsonl(*({"text": f"é{i}"} for i in range(6)))
     accepted = 0
-    for trial in range(300):
+    for trial in range(200):
         content = bytearray(good)
-        for _ in range(generator.randrange(1, 3)):
-            content[generator.randrange(len(content))] = generator.randrange(256)
+        content[generator.randrange(len(content))] = generator.choice(b'0 \n"{\xff')
         folder = tmp_path / str(trial)
         folder.mkdir()
         (folder / "a.jsonl").write_bytes(content)
         rows = rows_for_the_worker(folder)
         assert rows_for_intake(inspect, bytes(content)) == rows
         accepted += rows is not None
-    assert 30 < accepted < 270
+    assert 20 < accepted < 180
 
 
 def test_a_column_of_many_values_keeps_a_few(inspect: Inspect) -> None:

@@ -1,0 +1,236 @@
+"""What cannot be is refused before it is queued: artifacts that are not there or do not fit, lengths, memory."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from modelpress.digests import Digest, digest_bytes
+from modelpress.errors import InvalidDataset, InvalidModel, InvalidPolicy, InvalidRequest, NotFound, OverLimit
+from modelpress.manifests import ArtifactKind
+from modelpress.recipes import read_recipe
+from service.estimates import EVIDENCE_BYTES, RUNTIME_BYTES, memory_need
+from service.preflight import preflight
+from service.requests import AdapterRequest, ConversionRequest, Limits
+from tests.service.intake.tiny import Files, Inspect, jsonl
+
+BASE, ADAPTER, TRAIN, TEST = (digest_bytes(name.encode()) for name in ("base", "adapter", "train", "test"))
+RECIPE = "stages: [{method: merge_lora}, {method: prune}, {method: quantize, max_length: 16}, {method: export}]"
+SHORT = "{max_length: 16, latency: {sequence_lengths: [8, 16]}}"
+POLICY = "gates: {speed: {min_ratio: 3, sequence_length: 16}}"
+ROWS = [{"text": f"t{i}", "label": "benign" if i % 2 else "injection"} for i in range(20)]
+QUERY = "bert.encoder.layer.0.attention.self.query"
+
+
+@dataclass(frozen=True)
+class Server:
+    default_memory_limit_bytes: int = 8 << 30
+
+
+@pytest.fixture
+def facts(inspect: Inspect, base_files: Files, adapter_files: Files) -> dict[Digest, dict[str, Any]]:
+    return {
+        BASE: inspect(ArtifactKind.MODEL, base_files),
+        ADAPTER: inspect(ArtifactKind.ADAPTER, adapter_files),
+        TRAIN: inspect(ArtifactKind.DATASET, {"train.jsonl": jsonl(*ROWS)}),
+        TEST: inspect(
+            ArtifactKind.DATASET, {"test.jsonl": jsonl(*({**row, "text": f"x{row['text']}"} for row in ROWS))}
+        ),
+    }
+
+
+@pytest.fixture
+def request_() -> ConversionRequest:
+    return ConversionRequest(
+        base=BASE,
+        adapters=(AdapterRequest("a", ADAPTER),),
+        train=TRAIN,
+        evaluation_dataset=TEST,
+        recipe_yaml=RECIPE,
+        evaluation_yaml=SHORT,
+        policy_yaml=POLICY,
+    )
+
+
+Facts = dict[Digest, dict[str, Any]]
+
+
+def test_a_request_that_can_be_is_estimated(request_: ConversionRequest, facts: Facts) -> None:
+    estimate = preflight(request_, facts, Server())
+    model = 4 * facts[BASE]["parameters"]
+    inputs = sum(found["size_bytes"] for found in facts.values())
+    assert estimate.storage_bytes == inputs + 3 * model + 4 * model + model + model // 4 + EVIDENCE_BYTES
+    assert estimate.parameters == facts[BASE]["parameters"]
+    assert estimate.steps[:3] == ("compress/1-merge_lora", "compress/2-prune", "compress/3-quantize")
+    assert estimate.cached_steps == ()
+    assert all("calibration_examples" in warning for warning in estimate.warnings)
+
+
+def test_the_memory_estimate_is_the_documented_formula(request_: ConversionRequest, facts: Facts) -> None:
+    need = memory_need(request_, facts[BASE])
+    model, tokens, layers = 4 * facts[BASE]["parameters"], 32 * 16, 2
+    kept = 4 * tokens * layers * (8 * 8 + 2 * 16 + 2 * 16)
+    assert need.certain_bytes == RUNTIME_BYTES + 7 * model
+    assert need.peak_bytes == RUNTIME_BYTES + 7 * model + 2 * kept
+    checkpointed = replace(
+        request_, recipe_yaml=RECIPE.replace("quantize,", "quantize, activation_checkpointing: true,")
+    )
+    assert memory_need(checkpointed, facts[BASE]).peak_bytes < need.peak_bytes
+
+
+@pytest.mark.parametrize("role", ["base", "train", "evaluation_dataset", "validation", "probes"])
+def test_an_artifact_that_is_not_there_or_of_another_kind_is_named(
+    request_: ConversionRequest, facts: Facts, role: str
+) -> None:
+    field = {"evaluation_dataset": "inputs.evaluation"}.get(role, f"inputs.{role}")
+    with pytest.raises(NotFound) as missing:
+        preflight(replace(request_, **{role: digest_bytes(b"nowhere")}), facts, Server())
+    assert missing.value.field == field
+    with pytest.raises(InvalidRequest) as wrong:
+        preflight(replace(request_, **{role: ADAPTER}), facts, Server())
+    assert (wrong.value.field, wrong.value.reason) == (field, "WRONG_KIND")
+
+
+@pytest.mark.parametrize(
+    ("change", "mentions"),
+    [
+        ({"modules": {"bert.encoder.layer.2.attention.self.query": {"rank": 2, "weight": [8, 8]}}}, ["layer.2"]),
+        ({"modules": {QUERY: {"rank": 2, "weight": [16, 16]}}}, ["query", "[16, 16]", "[8, 8]"]),
+        ({"modules": {"transformer.h.0.attn.c_attn": {"rank": 2, "weight": [24, 8]}}}, ["c_attn"]),
+        ({"saved": {"classifier.weight": [3, 8]}}, ["classifier.weight", "[3, 8]", "[2, 8]"]),
+        ({"saved": {"score.weight": [2, 8]}}, ["score.weight"]),
+        ({"target_modules": ["query", "value"]}, ["value", "no tensors"]),
+        ({"target_modules": ["q_proj"]}, ["q_proj", "no such layer"]),
+    ],
+)
+def test_an_adapter_of_another_base_is_refused_with_key_and_shapes(
+    request_: ConversionRequest, facts: Facts, change: dict[str, Any], mentions: list[str]
+) -> None:
+    with pytest.raises(InvalidModel) as caught:
+        preflight(request_, facts | {ADAPTER: {**facts[ADAPTER], **change}}, Server())
+    assert (caught.value.reason, caught.value.field) == ("ADAPTER_MISFIT", "inputs.adapters[0]")
+    assert all(part in caught.value.message for part in mentions), caught.value.message
+
+
+def test_two_adapters_that_replace_the_same_tensor_are_refused(request_: ConversionRequest, facts: Facts) -> None:
+    two = replace(request_, adapters=(AdapterRequest("a", ADAPTER), AdapterRequest("b", ADAPTER)))
+    with pytest.raises(InvalidModel, match=r"'a' and 'b' both replace 'classifier\.weight'"):
+        preflight(two, facts, Server())
+
+
+def with_rows(inspect: Inspect, facts: Facts, digest: Digest, *rows: Any) -> Facts:
+    return facts | {digest: inspect(ArtifactKind.DATASET, {"d.jsonl": jsonl(*rows)})}
+
+
+@pytest.mark.parametrize("digest", [TRAIN, TEST])
+@pytest.mark.parametrize(
+    ("rows", "mentions"),
+    [
+        ([*ROWS, {"text": "t"}], ["line 21", "'label'"]),
+        ([*ROWS, {"label": "benign"}], ["line 21", "'text'"]),
+        ([*ROWS, {"text": None, "label": "benign"}], ["line 21", "null"]),
+        ([*ROWS, {"text": "t", "label": None}], ["line 21", "null"]),
+        ([*ROWS, {"text": "t", "label": float(1)}], ["line 21", "float"]),
+        ([*ROWS, {"text": "t", "label": "unsure"}], ["line 21", "'unsure'", "benign, injection"]),
+        ([*ROWS, {"text": "t", "label": 1}], ["line 21", "1"]),
+        ([{"sentence": "t", "label": "benign"}], ["'text'", "sentence, label"]),
+        ([{"text": f"t{i}", "label": f"l{i}"} for i in range(1100)], ["line 1", "'l0'"]),
+    ],
+)
+def test_a_dataset_that_does_not_fit_is_refused_with_file_and_line(
+    request_: ConversionRequest, facts: Facts, inspect: Inspect, digest: Digest, rows: list[Any], mentions: list[str]
+) -> None:
+    with pytest.raises(InvalidDataset) as caught:
+        preflight(request_, with_rows(inspect, facts, digest, *rows), Server())
+    assert all(part in caught.value.message for part in mentions), caught.value.message
+
+
+def test_labels_are_matched_by_name_never_by_number(
+    request_: ConversionRequest, facts: Facts, inspect: Inspect
+) -> None:
+    numbered = with_rows(inspect, facts, TEST, *({"text": f"x{i}", "label": i % 2} for i in range(20)))
+    named = replace(request_, evaluation_yaml=SHORT.replace("{max", "{label_names: [injection, benign], max", 1))
+    preflight(named, numbered, Server())
+    with pytest.raises(InvalidDataset, match="label_names"):
+        preflight(named, with_rows(inspect, facts, TEST, {"text": "x", "label": 2}), Server())
+
+
+def test_what_is_odd_and_possible_is_a_warning(request_: ConversionRequest, facts: Facts, inspect: Inspect) -> None:
+    rows = [{"text": f"t{i}", "label": "Benign"} for i in range(5)] + [
+        {"text": f"y{i}", "label": "benign"} for i in range(5)
+    ]
+    warnings = preflight(request_, with_rows(inspect, facts, TEST, *rows), Server()).warnings
+    assert any("'Benign' is taken for the model's 'benign'" in warning for warning in warnings)
+    assert any("every row has the label 'benign'" in warning for warning in warnings)
+    assert any(warning.startswith("50.0% of the different evaluation texts") for warning in warnings)
+    assert any("calibration_examples is 512, and the training dataset has 20 rows" in warning for warning in warnings)
+
+
+def test_probes_need_texts_and_no_labels(request_: ConversionRequest, facts: Facts, inspect: Inspect) -> None:
+    probes = digest_bytes(b"probes")
+    asked = replace(request_, probes=probes)
+    preflight(asked, with_rows(inspect, facts, probes, {"text": "x"}), Server())
+    with pytest.raises(InvalidDataset, match=r"inputs\.probes"):
+        preflight(asked, with_rows(inspect, facts, probes, {"text": 3}), Server())
+
+
+def test_a_single_training_row_cannot_be_split(request_: ConversionRequest, facts: Facts, inspect: Inspect) -> None:
+    one = with_rows(inspect, facts, TRAIN, ROWS[0])
+    with pytest.raises(InvalidDataset, match="one row"):
+        preflight(request_, one, Server())
+    preflight(replace(request_, validation=TEST), one, Server())
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"evaluation_yaml": "{max_length: 17, latency: {sequence_lengths: [16]}}"}, "evaluation.max_length"),
+        ({"evaluation_yaml": "{max_length: 16}"}, "evaluation.latency.sequence_lengths"),
+        ({"recipe_yaml": RECIPE.replace("max_length: 16", "max_length: 17")}, "recipe.stages[2].max_length"),
+    ],
+)
+def test_nothing_is_longer_than_the_models_positions(
+    request_: ConversionRequest, facts: Facts, change: dict[str, str], field: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        preflight(replace(request_, **change), facts, Server())
+    assert (caught.value.field, caught.value.reason) == (field, "TOO_LONG")
+    assert "16" in caught.value.message
+
+
+def test_a_speed_gate_at_a_shape_that_is_not_timed_is_refused(request_: ConversionRequest, facts: Facts) -> None:
+    with pytest.raises(InvalidPolicy):
+        preflight(replace(request_, policy_yaml=POLICY.replace("16", "12")), facts, Server())
+
+
+def test_a_module_to_leave_float_must_exist(request_: ConversionRequest, facts: Facts) -> None:
+    def ignoring(name: str) -> ConversionRequest:
+        return replace(request_, recipe_yaml=RECIPE.replace("quantize,", f"quantize, ignore: ['{name}'],"))
+
+    for name in ("classifier", "bert.encoder.layer.0", "re:.*pooler.*"):
+        preflight(ignoring(name), facts, Server())
+    with pytest.raises(InvalidRequest, match="did you mean 'classifier'"):
+        preflight(ignoring("classifer"), facts, Server())
+
+
+def test_a_memory_limit_that_can_never_do_is_refused_with_the_figure(request_: ConversionRequest, facts: Facts) -> None:
+    need = memory_need(request_, facts[BASE])
+    tight = replace(request_, limits=Limits(memory_limit_bytes=need.certain_bytes - 1))
+    with pytest.raises(InvalidRequest) as caught:
+        preflight(tight, facts, Server())
+    assert caught.value.reason == "MEMORY_LIMIT_TOO_LOW"
+    assert str(need.certain_bytes) in caught.value.message
+    with pytest.raises(OverLimit, match=str(need.certain_bytes)):
+        preflight(request_, facts, Server(default_memory_limit_bytes=1 << 20))
+    may_do = replace(request_, limits=Limits(memory_limit_bytes=need.certain_bytes))
+    assert any(str(need.peak_bytes) in warning for warning in preflight(may_do, facts, Server()).warnings)
+
+
+def test_preflight_changes_no_facts(request_: ConversionRequest, facts: Facts) -> None:
+    before = copy.deepcopy(facts)
+    preflight(request_, facts, Server())
+    assert facts == before
+    assert read_recipe(RECIPE) == request_.recipe
