@@ -121,6 +121,8 @@ class Quantize(TrainingArguments):
     scheme: Literal["int8_qat", "int8_ptq"] = "int8_qat"
     steps: int = Field(default=100, ge=0, le=1_000_000)
     learning_rate: float = Field(default=2e-5, gt=0, le=1)
+    hidden_state_weight: float = Field(default=0.0, ge=0)
+    """Not used here: the quantized graph gives logits only."""
     calibration_examples: int = Field(default=256, ge=1, le=100_000)
     """Training examples that set the activation ranges."""
     embeddings: Literal["int8", "float32"] = "int8"
@@ -144,7 +146,8 @@ class Export(Document):
 
     method: Literal["export"] = "export"
     format: Literal["onnx"] = "onnx"
-    opset: int = Field(default=18, ge=17, le=21)
+    opset: int = Field(default=20, ge=18, le=21)
+    """ONNX operator set; from 20 on GELU is one operator, which ONNX Runtime runs faster."""
 
 
 Stage = Annotated[MergeLora | Prune | Recover | Quantize | Export, Field(discriminator="method")]
