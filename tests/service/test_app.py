@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from modelpress.v1 import artifacts_pb2 as pb
 from modelpress.v1 import capabilities_pb2
+from tests.service.wire import Drip, chunk, chunks, wait_until
 
 ROOT = Path(__file__).parents[2]
 CODE = grpc.StatusCode
@@ -78,15 +79,15 @@ def test_a_taken_port_and_a_bad_configuration_are_one_sentence(server: Any, tmp_
 
 
 def test_a_drained_server_ends_streams_as_unavailable_and_keeps_their_bytes(
-    start_server: Any, call: Any, tools: Any, tmp_path: Path
+    start_server: Any, call: Any, tmp_path: Path
 ) -> None:
     running = start_server(tmp_path / "data", "[server]\ngrace_s = 0.2\n")
     wire, data = call(running), random.Random(1).randbytes(3000)
     name = wire.create_upload(data).name
-    drip = tools.Drip()
-    drip.send(tools.chunk(name, 0, data[:1000]))
+    drip = Drip()
+    drip.send(chunk(name, 0, data[:1000]))
     writing = wire.artifacts.WriteUpload.future(iter(drip))
-    tools.wait_until(lambda: wire.artifacts.GetUpload(pb.GetUploadRequest(name=name)).received_bytes == 1000)
+    wait_until(lambda: wire.artifacts.GetUpload(pb.GetUploadRequest(name=name)).received_bytes == 1000)
     assert running.stop() == 0
     drip.end()
     assert writing.exception().code() == CODE.UNAVAILABLE
@@ -94,4 +95,4 @@ def test_a_drained_server_ends_streams_as_unavailable_and_keeps_their_bytes(
     again = call(start_server(tmp_path / "data"))
     upload = again.create_upload(data)
     assert (upload.name, upload.received_bytes) == (name, 1000)
-    assert again.artifacts.WriteUpload(tools.chunks(name, data, start=1000)).complete
+    assert again.artifacts.WriteUpload(chunks(name, data, start=1000)).complete

@@ -10,6 +10,7 @@ import pytest
 from modelpress.digests import Digest
 from modelpress.manifests import FileEntry, Manifest
 from modelpress.v1 import artifacts_pb2 as pb
+from tests.service.wire import sha256
 
 CODE = grpc.StatusCode
 
@@ -19,23 +20,23 @@ def dataset(seed: int, rows: int = 3) -> bytes:
     return "\n".join(lines).encode() + b"\n"
 
 
-def manifest(tools: Any, files: dict[str, bytes]) -> pb.Manifest:
+def manifest(files: dict[str, bytes]) -> pb.Manifest:
     return pb.Manifest(
-        files=[pb.File(path=path, size_bytes=len(data), digest=tools.sha256(data)) for path, data in files.items()]
+        files=[pb.File(path=path, size_bytes=len(data), digest=sha256(data)) for path, data in files.items()]
     )
 
 
-def create(wire: Any, tools: Any, files: dict[str, bytes]) -> pb.Artifact:
+def create(wire: Any, files: dict[str, bytes]) -> pb.Artifact:
     for data in files.values():
         wire.upload(data)
-    request = pb.CreateArtifactRequest(kind=pb.ARTIFACT_KIND_DATASET, manifest=manifest(tools, files))
+    request = pb.CreateArtifactRequest(kind=pb.ARTIFACT_KIND_DATASET, manifest=manifest(files))
     return wire.artifacts.CreateArtifact(request)
 
 
-def test_an_artifact_is_named_by_its_manifests_digest_and_creating_it_twice_is_once(wire: Any, tools: Any) -> None:
+def test_an_artifact_is_named_by_its_manifests_digest_and_creating_it_twice_is_once(wire: Any) -> None:
     data = dataset(1)
-    artifact = create(wire, tools, {"rows.jsonl": data})
-    expected = Manifest((FileEntry("rows.jsonl", len(data), Digest(tools.sha256(data))),))
+    artifact = create(wire, {"rows.jsonl": data})
+    expected = Manifest((FileEntry("rows.jsonl", len(data), Digest(sha256(data))),))
     assert artifact.name == f"artifacts/{expected.digest}"
     assert (artifact.size_bytes, artifact.file_count) == (len(data), 1)
     request = pb.CreateArtifactRequest(kind=pb.ARTIFACT_KIND_DATASET, manifest=artifact.manifest)
@@ -43,16 +44,16 @@ def test_an_artifact_is_named_by_its_manifests_digest_and_creating_it_twice_is_o
     assert wire.artifacts.GetArtifact(pb.GetArtifactRequest(name=artifact.name)) == artifact
 
 
-def test_missing_blobs_are_named_as_a_precondition(wire: Any, tools: Any) -> None:
+def test_missing_blobs_are_named_as_a_precondition(wire: Any) -> None:
     files = {f"{number}.jsonl": dataset(1000 + number) for number in range(30)}
-    request = pb.CreateArtifactRequest(kind=pb.ARTIFACT_KIND_DATASET, manifest=manifest(tools, files))
+    request = pb.CreateArtifactRequest(kind=pb.ARTIFACT_KIND_DATASET, manifest=manifest(files))
     refused = wire.refused(lambda: wire.artifacts.CreateArtifact(request))
     assert (refused.code, refused.reason) == (CODE.FAILED_PRECONDITION, "MISSING_BLOBS")
     assert refused.message.startswith("30 blobs")
-    assert len(refused.missing) == 20 and set(refused.missing) <= {tools.sha256(data) for data in files.values()}
+    assert len(refused.missing) == 20 and set(refused.missing) <= {sha256(data) for data in files.values()}
 
 
-def test_a_declared_size_that_is_not_the_blobs_is_refused(wire: Any, tools: Any) -> None:
+def test_a_declared_size_that_is_not_the_blobs_is_refused(wire: Any) -> None:
     digest = wire.upload(dataset(2))
     files = [pb.File(path="rows.jsonl", size_bytes=1, digest=digest)]
     request = pb.CreateArtifactRequest(kind=pb.ARTIFACT_KIND_DATASET, manifest=pb.Manifest(files=files))
@@ -62,39 +63,39 @@ def test_a_declared_size_that_is_not_the_blobs_is_refused(wire: Any, tools: Any)
 
 
 @pytest.mark.parametrize("path", ["../rows.jsonl", "/rows.jsonl", "a//b", "a/./b", "", "a\\b", "a\0b"])
-def test_a_path_that_leaves_its_folder_is_refused(wire: Any, tools: Any, path: str) -> None:
-    files = manifest(tools, {path: dataset(3)})
+def test_a_path_that_leaves_its_folder_is_refused(wire: Any, path: str) -> None:
+    files = manifest({path: dataset(3)})
     request = pb.CreateArtifactRequest(kind=pb.ARTIFACT_KIND_DATASET, manifest=files)
     refused = wire.refused(lambda: wire.artifacts.CreateArtifact(request))
     assert (refused.code, refused.fields) == (CODE.INVALID_ARGUMENT, ["manifest.files.path"])
 
 
-def test_what_intake_refuses_is_no_artifact(wire: Any, tools: Any) -> None:
+def test_what_intake_refuses_is_no_artifact(wire: Any) -> None:
     data = b"not json\n"
-    refused = wire.refused(lambda: create(wire, tools, {"rows.jsonl": data}))
+    refused = wire.refused(lambda: create(wire, {"rows.jsonl": data}))
     assert refused.code == CODE.INVALID_ARGUMENT and "rows.jsonl, line 1" in refused.message
-    digest = Manifest((FileEntry("rows.jsonl", len(data), Digest(tools.sha256(data))),)).digest
+    digest = Manifest((FileEntry("rows.jsonl", len(data), Digest(sha256(data))),)).digest
     request = pb.GetArtifactRequest(name=f"artifacts/{digest}")
     assert wire.refused(lambda: wire.artifacts.GetArtifact(request)).code == CODE.NOT_FOUND
 
 
 @pytest.mark.parametrize("kind", [pb.ARTIFACT_KIND_UNSPECIFIED, pb.ARTIFACT_KIND_REPORT, 77])
-def test_a_kind_that_callers_do_not_make_is_refused(wire: Any, tools: Any, kind: int) -> None:
-    request = pb.CreateArtifactRequest(kind=kind, manifest=manifest(tools, {"rows.jsonl": dataset(4)}))
+def test_a_kind_that_callers_do_not_make_is_refused(wire: Any, kind: int) -> None:
+    request = pb.CreateArtifactRequest(kind=kind, manifest=manifest({"rows.jsonl": dataset(4)}))
     refused = wire.refused(lambda: wire.artifacts.CreateArtifact(request))
     assert (refused.code, refused.fields) == (CODE.INVALID_ARGUMENT, ["kind"])
 
 
-def test_the_same_files_as_another_kind_are_refused(wire: Any, tools: Any) -> None:
-    artifact = create(wire, tools, {"rows.jsonl": dataset(5)})
+def test_the_same_files_as_another_kind_are_refused(wire: Any) -> None:
+    artifact = create(wire, {"rows.jsonl": dataset(5)})
     request = pb.CreateArtifactRequest(kind=pb.ARTIFACT_KIND_ADAPTER, manifest=artifact.manifest)
     refused = wire.refused(lambda: wire.artifacts.CreateArtifact(request))
     assert refused.code in (CODE.INVALID_ARGUMENT, CODE.ALREADY_EXISTS)
 
 
-def test_pages_cover_everything_once_newest_first(start_server: Any, call: Any, tools: Any, tmp_path: Any) -> None:
+def test_pages_cover_everything_once_newest_first(start_server: Any, call: Any, tmp_path: Any) -> None:
     wire = call(start_server(tmp_path / "data"))
-    names = [create(wire, tools, {"rows.jsonl": dataset(number)}).name for number in range(7)]
+    names = [create(wire, {"rows.jsonl": dataset(number)}).name for number in range(7)]
     token, found, pages = "", [], 0
     while True:
         page = wire.artifacts.ListArtifacts(pb.ListArtifactsRequest(page_size=3, page_token=token))

@@ -17,6 +17,7 @@ import pytest
 from modelpress.digests import digest_bytes
 from modelpress.errors import DataLoss, NotFound, Unavailable
 from service.store import ContentStore
+from tests.service.wire import chunks, sha256
 
 pytestmark = pytest.mark.slow
 
@@ -133,17 +134,15 @@ def test_damage_is_data_loss_and_what_is_deleted_is_not_found(bucket: str, store
     assert not store.has(digest)
 
 
-def test_a_server_takes_and_gives_blobs_through_s3(
-    bucket: str, start_server: Any, call: Any, tools: Any, tmp_path: Path
-) -> None:
+def test_a_server_takes_and_gives_blobs_through_s3(bucket: str, start_server: Any, call: Any, tmp_path: Path) -> None:
     running = start_server(tmp_path / "data", f'[storage]\nstore_url = "{bucket}"\n')
     wire, data = call(running), random.Random(1).randbytes(12 << 20)
     upload = wire.create_upload(data)
-    wire.artifacts.WriteUpload(tools.chunks(upload.name, data[: 5 << 20]))
+    wire.artifacts.WriteUpload(chunks(upload.name, data[: 5 << 20]))
     assert wire.create_upload(data).received_bytes == 5 << 20
-    assert wire.artifacts.WriteUpload(tools.chunks(upload.name, data, start=5 << 20)).complete
-    assert wire.download(tools.sha256(data)) == data
-    assert wire.download(tools.sha256(data), offset=7_000_001, length=99) == data[7_000_001:7_000_100]
+    assert wire.artifacts.WriteUpload(chunks(upload.name, data, start=5 << 20)).complete
+    assert wire.download(sha256(data)) == data
+    assert wire.download(sha256(data), offset=7_000_001, length=99) == data[7_000_001:7_000_100]
 
 
 def test_a_store_that_does_not_answer_is_unavailable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,9 +17,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from modelpress.errors import InvalidRequest, Unauthenticated
 from modelpress.v1 import artifacts_pb2 as pb
+from modelpress.v1.artifacts_pb2_grpc import ArtifactsStub
 from service.config import Token
 from service.edge.server import check_key_pair
 from service.identity import LOCAL, Caller, Doorkeeper
+from tests.service.wire import chunks, refusal, sha256
 
 CODE = grpc.StatusCode
 
@@ -70,42 +72,42 @@ def secured(start_server: Any, tmp_path: Path) -> Iterator[tuple[Any, grpc.Chann
         yield running, channel
 
 
-def find(channel: grpc.Channel, tools: Any, digest: str, *metadata: tuple[str, str]) -> pb.FindMissingResponse:
-    stub = tools.artifacts_stub(channel)
+def find(channel: grpc.Channel, digest: str, *metadata: tuple[str, str]) -> pb.FindMissingResponse:
+    stub = ArtifactsStub(channel)
     return stub.FindMissing(pb.FindMissingRequest(digests=[digest]), metadata=metadata)
 
 
-def test_over_tls_only_known_tokens_are_served_and_tenants_are_apart(secured: Any, tools: Any) -> None:
+def test_over_tls_only_known_tokens_are_served_and_tenants_are_apart(secured: Any) -> None:
     running, channel = secured
-    data, digest = b"some bytes", tools.sha256(b"some bytes")
+    data, digest = b"some bytes", sha256(b"some bytes")
     health = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
     assert health.status == health_pb2.HealthCheckResponse.SERVING
     for metadata in ((), (("authorization", "Bearer wrong"),), (("authorization", "Basic first token"),)):
         with pytest.raises(grpc.RpcError) as caught:
-            find(channel, tools, digest, *metadata)
-        assert tools.refusal(caught.value).code == CODE.UNAUTHENTICATED
+            find(channel, digest, *metadata)
+        assert refusal(caught.value).code == CODE.UNAUTHENTICATED
     first, second = (("authorization", f"Bearer {which} token") for which in ("first", "second"))
-    stub = tools.artifacts_stub(channel)
+    stub = ArtifactsStub(channel)
     request = pb.CreateUploadRequest(digest=digest, size_bytes=len(data))
     upload = stub.CreateUpload(request, metadata=(first,))
-    assert stub.WriteUpload(tools.chunks(upload.name, data), metadata=(first,)).complete
-    assert not find(channel, tools, digest, first).missing_digests
-    assert find(channel, tools, digest, second).missing_digests
+    assert stub.WriteUpload(chunks(upload.name, data), metadata=(first,)).complete
+    assert not find(channel, digest, first).missing_digests
+    assert find(channel, digest, second).missing_digests
     for call in (
         lambda: stub.GetUpload(pb.GetUploadRequest(name=upload.name), metadata=(second,)),
         lambda: next(stub.Download(pb.DownloadRequest(digest=digest), metadata=(second,))),
     ):
         with pytest.raises(grpc.RpcError) as caught:
             call()
-        assert tools.refusal(caught.value).code == CODE.NOT_FOUND
+        assert refusal(caught.value).code == CODE.NOT_FOUND
     assert "first token" not in running.log.read_text()
 
 
-def test_a_server_with_tls_does_not_answer_in_plain_text(secured: Any, tools: Any) -> None:
+def test_a_server_with_tls_does_not_answer_in_plain_text(secured: Any) -> None:
     running, _ = secured
     port = running.address.rpartition(":")[2]
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as caught:
-        find(channel, tools, tools.sha256(b""))
+        find(channel, sha256(b""))
     assert caught.value.code() == CODE.UNAVAILABLE
 
 

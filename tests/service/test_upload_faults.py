@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from modelpress.v1 import artifacts_pb2 as pb
+from tests.service.wire import chunks, sha256
 
 POINTS = (
     "upload.create.before",
@@ -30,7 +31,7 @@ EVERY_DAY = ("upload.write.unsynced", "store.put.after")
     "point", [pytest.param(point, marks=() if point in EVERY_DAY else pytest.mark.slow) for point in POINTS]
 )
 def test_after_a_kill_at_any_point_the_upload_goes_on_and_the_blob_is_right(
-    start_server: Any, call: Any, tools: Any, tmp_path: Path, point: str
+    start_server: Any, call: Any, tmp_path: Path, point: str
 ) -> None:
     data = random.Random(point).randbytes(3 << 20)
     dying = start_server(tmp_path / "data", MODELPRESS_KILL_AT=point)
@@ -40,29 +41,29 @@ def test_after_a_kill_at_any_point_the_upload_goes_on_and_the_blob_is_right(
     assert dying.died() == -signal.SIGKILL
     restarted = start_server(tmp_path / "data")
     wire = call(restarted)
-    missing = wire.artifacts.FindMissing(pb.FindMissingRequest(digests=[tools.sha256(data)])).missing_digests
+    missing = wire.artifacts.FindMissing(pb.FindMissingRequest(digests=[sha256(data)])).missing_digests
     assert bool(missing) == (point != "upload.complete.after")
     if missing:
         upload = wire.create_upload(data)
         if not upload.complete:
-            upload = wire.artifacts.WriteUpload(tools.chunks(upload.name, data, start=upload.received_bytes))
+            upload = wire.artifacts.WriteUpload(chunks(upload.name, data, start=upload.received_bytes))
         assert upload.complete
-    assert wire.download(tools.sha256(data)) == data
+    assert wire.download(sha256(data)) == data
     assert list((restarted.data / "store" / "staging").iterdir()) == []
 
 
 def test_after_a_kill_between_chunks_the_upload_goes_on_where_it_was(
-    start_server: Any, call: Any, tools: Any, tmp_path: Path
+    start_server: Any, call: Any, tmp_path: Path
 ) -> None:
     data = random.Random(1).randbytes(3 << 20)
     first = start_server(tmp_path / "data")
     name = call(first).create_upload(data).name
-    call(first).artifacts.WriteUpload(tools.chunks(name, data[: 2 << 20]))
+    call(first).artifacts.WriteUpload(chunks(name, data[: 2 << 20]))
     first.kill()
     wire = call(start_server(tmp_path / "data"))
     resumed = wire.create_upload(data)
     assert (resumed.name, resumed.received_bytes) == (name, 2 << 20)
-    assert wire.artifacts.WriteUpload(tools.chunks(name, data, start=2 << 20)).complete
+    assert wire.artifacts.WriteUpload(chunks(name, data, start=2 << 20)).complete
 
 
 @pytest.fixture
@@ -78,12 +79,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_said_clearly_and_leaves_nothing_behind(
-    start_server: Any, call: Any, tools: Any, tmp_path: Path, small_disk: Path
+    start_server: Any, call: Any, tmp_path: Path, small_disk: Path
 ) -> None:
     running = start_server(tmp_path / "data", f'[storage]\nstore_url = "{small_disk / "store"}"\n')
     wire, data = call(running), random.Random(2).randbytes(8 << 20)
     upload = wire.create_upload(data)
-    refused = wire.refused(lambda: wire.artifacts.WriteUpload(tools.chunks(upload.name, data)))
+    refused = wire.refused(lambda: wire.artifacts.WriteUpload(chunks(upload.name, data)))
     assert (refused.code, refused.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "STORAGE_FULL")
     assert "storage is full" in refused.message and str(tmp_path) not in refused.message
     assert [file for file in small_disk.rglob("*") if file.is_file()] == []

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from modelpress.v1 import artifacts_pb2 as pb
+from tests.service.wire import Drip, chunk, chunks, sha256, wait_until
 
 CODE = grpc.StatusCode
 
@@ -27,9 +28,9 @@ def is_missing(wire: Any, digest: str) -> bool:
 
 
 @pytest.mark.parametrize("chunk_bytes", [1 << 20, 2 << 20, 333_333])
-def test_9_mib_in_chunks_come_back_exactly(wire: Any, tools: Any, chunk_bytes: int) -> None:
+def test_9_mib_in_chunks_come_back_exactly(wire: Any, chunk_bytes: int) -> None:
     data = random_bytes(chunk_bytes, 9 << 20)
-    assert is_missing(wire, tools.sha256(data))
+    assert is_missing(wire, sha256(data))
     digest = wire.upload(data, chunk_bytes=chunk_bytes)
     assert not is_missing(wire, digest)
     assert wire.download(digest) == data
@@ -37,30 +38,30 @@ def test_9_mib_in_chunks_come_back_exactly(wire: Any, tools: Any, chunk_bytes: i
     assert wire.download(digest, offset=len(data)) == b""
 
 
-def test_an_empty_blob_is_complete_from_the_start(wire: Any, tools: Any, server: Any) -> None:
+def test_an_empty_blob_is_complete_from_the_start(wire: Any, server: Any) -> None:
     upload = wire.create_upload(b"")
     assert upload.complete and upload.received_bytes == 0
-    assert wire.artifacts.WriteUpload(iter([tools.chunk(upload.name, 0, b"")])).complete
-    assert wire.download(tools.sha256(b"")) == b""
+    assert wire.artifacts.WriteUpload(iter([chunk(upload.name, 0, b"")])).complete
+    assert wire.download(sha256(b"")) == b""
     assert upload.name.removeprefix("uploads/") not in str(staged(server))
 
 
-def test_the_same_upload_is_returned_until_it_is_complete(wire: Any, tools: Any) -> None:
+def test_the_same_upload_is_returned_until_it_is_complete(wire: Any) -> None:
     data = random_bytes(1, 1000)
     first, second = wire.create_upload(data), wire.create_upload(data)
     assert first.name == second.name
-    wire.artifacts.WriteUpload(tools.chunks(first.name, data))
+    wire.artifacts.WriteUpload(chunks(first.name, data))
     again = wire.artifacts.GetUpload(pb.GetUploadRequest(name=first.name))
     assert again.complete and again.received_bytes == 1000
-    assert wire.artifacts.WriteUpload(tools.chunks(first.name, data)).complete
+    assert wire.artifacts.WriteUpload(chunks(first.name, data)).complete
     held = wire.refused(lambda: wire.create_upload(data))
     assert (held.code, held.reason) == (CODE.ALREADY_EXISTS, "BLOB_EXISTS")
 
 
-def test_an_upload_with_another_size_is_refused_until_the_first_is_aborted(wire: Any, tools: Any) -> None:
+def test_an_upload_with_another_size_is_refused_until_the_first_is_aborted(wire: Any) -> None:
     data = random_bytes(2, 1000)
     upload = wire.create_upload(data)
-    other = pb.CreateUploadRequest(digest=tools.sha256(data), size_bytes=999)
+    other = pb.CreateUploadRequest(digest=sha256(data), size_bytes=999)
     refused = wire.refused(lambda: wire.artifacts.CreateUpload(other))
     assert (refused.code, refused.metadata) == (CODE.ALREADY_EXISTS, {"upload": upload.name})
     wire.artifacts.AbortUpload(pb.AbortUploadRequest(name=upload.name))
@@ -69,12 +70,12 @@ def test_an_upload_with_another_size_is_refused_until_the_first_is_aborted(wire:
     assert gone.code == CODE.NOT_FOUND
 
 
-def test_a_gap_is_refused_and_names_the_expected_offset(wire: Any, tools: Any) -> None:
+def test_a_gap_is_refused_and_names_the_expected_offset(wire: Any) -> None:
     data = random_bytes(3, 3000)
     upload = wire.create_upload(data)
-    wire.artifacts.WriteUpload(iter([tools.chunk(upload.name, 0, data[:1000])]))
+    wire.artifacts.WriteUpload(iter([chunk(upload.name, 0, data[:1000])]))
     for offset in (0, 999, 1001, 2000):
-        request = tools.chunk(upload.name, offset, data[offset:])
+        request = chunk(upload.name, offset, data[offset:])
         refused = wire.refused(lambda request=request: wire.artifacts.WriteUpload(iter([request])))
         assert (refused.code, refused.reason, refused.fields) == (
             CODE.INVALID_ARGUMENT,
@@ -82,23 +83,23 @@ def test_a_gap_is_refused_and_names_the_expected_offset(wire: Any, tools: Any) -
             ["offset_bytes"],
         )
         assert refused.metadata == {"expected_offset_bytes": "1000"}
-    assert wire.artifacts.WriteUpload(tools.chunks(upload.name, data, start=1000)).complete
+    assert wire.artifacts.WriteUpload(chunks(upload.name, data, start=1000)).complete
 
 
-def test_a_damaged_chunk_is_refused_and_can_be_sent_again(wire: Any, tools: Any) -> None:
+def test_a_damaged_chunk_is_refused_and_can_be_sent_again(wire: Any) -> None:
     data = random_bytes(4, 2000)
     upload = wire.create_upload(data)
-    bad = tools.chunk(upload.name, 0, data[:1000])
+    bad = chunk(upload.name, 0, data[:1000])
     bad.data = b"\0" + bad.data[1:]
     refused = wire.refused(lambda: wire.artifacts.WriteUpload(iter([bad])))
     assert (refused.code, refused.reason) == (CODE.INVALID_ARGUMENT, "CHECKSUM_MISMATCH")
-    assert wire.artifacts.WriteUpload(tools.chunks(upload.name, data)).complete
+    assert wire.artifacts.WriteUpload(chunks(upload.name, data)).complete
 
 
-def test_bytes_past_the_declared_size_end_the_upload_and_leave_nothing(wire: Any, tools: Any, server: Any) -> None:
+def test_bytes_past_the_declared_size_end_the_upload_and_leave_nothing(wire: Any, server: Any) -> None:
     data = random_bytes(5, 1000)
-    upload = wire.artifacts.CreateUpload(pb.CreateUploadRequest(digest=tools.sha256(data), size_bytes=100))
-    refused = wire.refused(lambda: wire.artifacts.WriteUpload(tools.chunks(upload.name, data, chunk_bytes=60)))
+    upload = wire.artifacts.CreateUpload(pb.CreateUploadRequest(digest=sha256(data), size_bytes=100))
+    refused = wire.refused(lambda: wire.artifacts.WriteUpload(chunks(upload.name, data, chunk_bytes=60)))
     assert (refused.code, refused.reason) == (CODE.INVALID_ARGUMENT, "SIZE_EXCEEDED")
     assert "declared size of 100 bytes" in refused.message
     assert upload.name.removeprefix("uploads/") not in str(staged(server))
@@ -106,30 +107,30 @@ def test_bytes_past_the_declared_size_end_the_upload_and_leave_nothing(wire: Any
     assert gone.code == CODE.NOT_FOUND
 
 
-def test_a_wrong_digest_is_refused_and_its_bytes_are_deleted(wire: Any, tools: Any, server: Any) -> None:
+def test_a_wrong_digest_is_refused_and_its_bytes_are_deleted(wire: Any, server: Any) -> None:
     declared = "sha256:" + "0" * 64
     upload = wire.artifacts.CreateUpload(pb.CreateUploadRequest(digest=declared, size_bytes=5))
-    refused = wire.refused(lambda: wire.artifacts.WriteUpload(iter([tools.chunk(upload.name, 0, b"bytes")])))
+    refused = wire.refused(lambda: wire.artifacts.WriteUpload(iter([chunk(upload.name, 0, b"bytes")])))
     assert (refused.code, refused.reason) == (CODE.INVALID_ARGUMENT, "DIGEST_MISMATCH")
-    assert tools.sha256(b"bytes") in refused.message
+    assert sha256(b"bytes") in refused.message
     assert is_missing(wire, declared)
     assert upload.name.removeprefix("uploads/") not in str(staged(server))
 
 
-def test_chunks_of_more_than_2_mib_and_messages_of_more_than_4_are_refused(wire: Any, tools: Any) -> None:
+def test_chunks_of_more_than_2_mib_and_messages_of_more_than_4_are_refused(wire: Any) -> None:
     data = random_bytes(6, 5 << 20)
     upload = wire.create_upload(data)
     for size in ((2 << 20) + 1, 5 << 20):
-        request = tools.chunk(upload.name, 0, data[:size])
+        request = chunk(upload.name, 0, data[:size])
         refused = wire.refused(lambda request=request: wire.artifacts.WriteUpload(iter([request])))
         assert refused.code == CODE.RESOURCE_EXHAUSTED
-    assert wire.artifacts.WriteUpload(tools.chunks(upload.name, data)).complete
+    assert wire.artifacts.WriteUpload(chunks(upload.name, data)).complete
 
 
-def test_an_empty_stream_and_an_empty_chunk_are_refused(wire: Any, tools: Any) -> None:
+def test_an_empty_stream_and_an_empty_chunk_are_refused(wire: Any) -> None:
     upload = wire.create_upload(b"some bytes")
     nothing = wire.refused(lambda: wire.artifacts.WriteUpload(iter([])))
-    empty = wire.refused(lambda: wire.artifacts.WriteUpload(iter([tools.chunk(upload.name, 0, b"")])))
+    empty = wire.refused(lambda: wire.artifacts.WriteUpload(iter([chunk(upload.name, 0, b"")])))
     assert nothing.code == empty.code == CODE.INVALID_ARGUMENT
     assert "empty" in nothing.message and "empty" in empty.message
 
@@ -138,29 +139,29 @@ def received(wire: Any, name: str) -> int:
     return int(wire.artifacts.GetUpload(pb.GetUploadRequest(name=name)).received_bytes)
 
 
-def test_a_second_writer_is_aborted_and_the_first_one_goes_on(wire: Any, tools: Any) -> None:
+def test_a_second_writer_is_aborted_and_the_first_one_goes_on(wire: Any) -> None:
     data = random_bytes(7, 3000)
     name = wire.create_upload(data).name
-    first = tools.Drip()
-    first.send(tools.chunk(name, 0, data[:1000]))
+    first = Drip()
+    first.send(chunk(name, 0, data[:1000]))
     running = wire.artifacts.WriteUpload.future(iter(first))
-    tools.wait_until(lambda: received(wire, name) == 1000)
-    second = wire.refused(lambda: wire.artifacts.WriteUpload(tools.chunks(name, data, start=1000)))
+    wait_until(lambda: received(wire, name) == 1000)
+    second = wire.refused(lambda: wire.artifacts.WriteUpload(chunks(name, data, start=1000)))
     abort = wire.refused(lambda: wire.artifacts.AbortUpload(pb.AbortUploadRequest(name=name)))
     assert (second.code, second.reason) == (abort.code, abort.reason) == (CODE.ABORTED, "UPLOAD_BUSY")
-    first.send(tools.chunk(name, 1000, data[1000:]))
+    first.send(chunk(name, 1000, data[1000:]))
     first.end()
     assert running.result().complete
 
 
-def test_of_many_writers_at_once_one_wins_and_the_blob_is_right(wire: Any, tools: Any) -> None:
+def test_of_many_writers_at_once_one_wins_and_the_blob_is_right(wire: Any) -> None:
     data = random_bytes(8, 4 << 20)
     name = wire.create_upload(data).name
     outcomes: list[Any] = []
 
     def write() -> None:
         try:
-            outcomes.append(wire.artifacts.WriteUpload(tools.chunks(name, data, chunk_bytes=1 << 18)).complete)
+            outcomes.append(wire.artifacts.WriteUpload(chunks(name, data, chunk_bytes=1 << 18)).complete)
         except grpc.RpcError as error:
             outcomes.append(error.code())
 
@@ -170,32 +171,32 @@ def test_of_many_writers_at_once_one_wins_and_the_blob_is_right(wire: Any, tools
     for thread in threads:
         thread.join()
     assert True in outcomes and set(outcomes) <= {True, CODE.ABORTED}
-    assert wire.download(tools.sha256(data)) == data
+    assert wire.download(sha256(data)) == data
 
 
 @pytest.mark.parametrize("end", ["cancel", "deadline"])
-def test_a_cut_stream_keeps_its_bytes_unseen_and_is_resumed_at_random_points(wire: Any, tools: Any, end: str) -> None:
+def test_a_cut_stream_keeps_its_bytes_unseen_and_is_resumed_at_random_points(wire: Any, end: str) -> None:
     rng = random.Random(end)
     data = rng.randbytes(3 << 20)
     name = wire.create_upload(data).name
     for cut in sorted(rng.sample(range(1, len(data)), 4)):
         start = received(wire, name)
-        drip = tools.Drip()
-        for request in tools.chunks(name, data[:cut], start=start, chunk_bytes=1 << 18):
+        drip = Drip()
+        for request in chunks(name, data[:cut], start=start, chunk_bytes=1 << 18):
             drip.send(request)
         running = wire.artifacts.WriteUpload.future(iter(drip), timeout=0.7 if end == "deadline" else None)
-        tools.wait_until(lambda cut=cut: received(wire, name) == cut)
+        wait_until(lambda cut=cut: received(wire, name) == cut)
         if end == "cancel":
             running.cancel()
             assert running.cancelled()
         else:
             assert running.code() == CODE.DEADLINE_EXCEEDED
         drip.end()
-        assert is_missing(wire, tools.sha256(data))
-        tools.wait_until(lambda: not _is_busy(wire, name))
+        assert is_missing(wire, sha256(data))
+        wait_until(lambda: not _is_busy(wire, name))
         assert received(wire, name) == cut
-    assert wire.artifacts.WriteUpload(tools.chunks(name, data, start=received(wire, name))).complete
-    assert wire.download(tools.sha256(data)) == data
+    assert wire.artifacts.WriteUpload(chunks(name, data, start=received(wire, name))).complete
+    assert wire.download(sha256(data)) == data
 
 
 def _is_busy(wire: Any, name: str) -> bool:
@@ -204,10 +205,10 @@ def _is_busy(wire: Any, name: str) -> bool:
     return bool(refused.reason == "UPLOAD_BUSY")
 
 
-def test_an_aborted_upload_leaves_nothing(wire: Any, tools: Any, server: Any) -> None:
+def test_an_aborted_upload_leaves_nothing(wire: Any, server: Any) -> None:
     data = random_bytes(9, 2000)
     name = wire.create_upload(data).name
-    wire.artifacts.WriteUpload(iter([tools.chunk(name, 0, data[:1000])]))
+    wire.artifacts.WriteUpload(iter([chunk(name, 0, data[:1000])]))
     assert name.removeprefix("uploads/") in str(staged(server))
     wire.artifacts.AbortUpload(pb.AbortUploadRequest(name=name))
     assert name.removeprefix("uploads/") not in str(staged(server))
@@ -215,13 +216,13 @@ def test_an_aborted_upload_leaves_nothing(wire: Any, tools: Any, server: Any) ->
 
 
 def test_an_expired_upload_is_collected_and_one_that_is_alive_is_not(
-    start_server: Any, call: Any, tools: Any, tmp_path: Path
+    start_server: Any, call: Any, tmp_path: Path
 ) -> None:
     toml = "[limits]\nupload_expiry_s = 0.2\n"
     first = start_server(tmp_path / "data", toml)
     wire, data = call(first), random_bytes(10, 1000)
     name = wire.create_upload(data).name
-    wire.artifacts.WriteUpload(iter([tools.chunk(name, 0, data[:500])]))
+    wire.artifacts.WriteUpload(iter([chunk(name, 0, data[:500])]))
     (first.data / "store" / "staging" / "put-fresh").write_bytes(b"")
     assert first.stop() == 0
     time.sleep(0.2)
