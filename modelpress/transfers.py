@@ -15,7 +15,7 @@ import grpc
 
 from modelpress.connection import Connection
 from modelpress.digests import CHUNK_BYTES, digest_file
-from modelpress.errors import AlreadyExists, DataLoss, DigestMismatch, InvalidRequest, ModelpressError
+from modelpress.errors import AlreadyExists, Conflict, DataLoss, DigestMismatch, InvalidRequest, ModelpressError
 from modelpress.manifests import FileEntry
 from modelpress.retries import Patience
 from modelpress.v1 import artifacts_pb2
@@ -23,6 +23,10 @@ from modelpress.views import TransferProgress
 
 HELD = "BLOB_EXISTS"
 """CreateUpload's reason for a blob that the server holds already."""
+BUSY = grpc.StatusCode.ABORTED
+"""How the server refuses a second writer."""
+RESUMABLE = ("OFFSET_MISMATCH", "CHECKSUM_MISMATCH")
+"""WriteUpload's reasons that GetUpload cures: another writer was faster, or a chunk was damaged on the way."""
 
 
 class Meter:
@@ -53,35 +57,45 @@ def upload_blob(connection: Connection, file: Path, entry: FileEntry, meter: Met
     try:
         upload: artifacts_pb2.Upload = connection.call_patiently("CreateUpload", request, patience)
         while not upload.complete:
-            upload = _continue_upload(connection, upload, file, meter, patience)
+            upload = _continue_upload(connection, upload, _Chunks(file, upload, meter), patience)
     except AlreadyExists as fault:
         if fault.reason != HELD:
             raise
     except DigestMismatch:
-        raise _changed(entry.path) from None
+        raise DigestMismatch(f"{entry.path!r} changed while it was sent: send it when nothing writes to it") from None
     meter.finish(entry)
 
 
 def _continue_upload(
-    connection: Connection, upload: artifacts_pb2.Upload, file: Path, meter: Meter, patience: Patience
+    connection: Connection, upload: artifacts_pb2.Upload, chunks: _Chunks, patience: Patience
 ) -> artifacts_pb2.Upload:
-    """One stream from `received_bytes` on; after a cut, what has arrived."""
-    chunks = _Chunks(file, upload, meter)
-    try:
-        after: artifacts_pb2.Upload = connection.try_once("WriteUpload", iter(chunks))
-    except grpc.RpcError as error:
-        chunks.raise_fault()
-        if not patience.allows("WriteUpload", error.code()):
-            raise connection.translate(error) from None
-        request = artifacts_pb2.GetUploadRequest(name=upload.name)
-        after = connection.call_patiently("GetUpload", request, patience)
+    """One stream from `received_bytes` on; after a cut, and while another client writes, what has arrived."""
+    fault: ModelpressError
+    if 0 < upload.received_bytes == upload.size_bytes:
+        fault, code = Conflict("another client sent this blob, and it is not stored yet: try again"), BUSY
     else:
-        chunks.raise_fault()
-        if not after.complete and after.received_bytes == upload.received_bytes:
-            raise _changed(file.name)
+        try:
+            return _write(connection, chunks)
+        except grpc.RpcError as error:
+            fault = connection.translate(error)
+            code = BUSY if fault.reason in RESUMABLE else error.code()
+    if not patience.allows("WriteUpload", code):
+        raise fault
+    request = artifacts_pb2.GetUploadRequest(name=upload.name)
+    after: artifacts_pb2.Upload = connection.call_patiently("GetUpload", request, patience)
     if after.received_bytes > upload.received_bytes:
         patience.renew()
     return after
+
+
+def _write(connection: Connection, chunks: _Chunks) -> artifacts_pb2.Upload:
+    try:
+        upload: artifacts_pb2.Upload = connection.try_once("WriteUpload", iter(chunks))
+    finally:
+        chunks.raise_fault()
+    if not upload.complete:
+        raise DataLoss(f"the server took all bytes of {upload.digest} and did not store them: send them again")
+    return upload
 
 
 class _Chunks:
@@ -112,12 +126,15 @@ class _Chunks:
             source.seek(offset)
             while True:
                 data = source.read(min(CHUNK_BYTES, self._upload.size_bytes - offset))
+                if not data and offset < self._upload.size_bytes:
+                    self._fault = DigestMismatch(f"{self._file.name!r} is shorter than it was")
+                    return
                 yield artifacts_pb2.WriteUploadRequest(
                     name=self._upload.name, offset_bytes=offset, data=data, crc32c=google_crc32c.value(data)
                 )
                 offset += len(data)
                 self._meter.at(offset)
-                if not data or offset >= self._upload.size_bytes:
+                if offset >= self._upload.size_bytes:
                     return
 
 
@@ -159,7 +176,3 @@ def _append(sink: BinaryIO, message: artifacts_pb2.DownloadResponse, entry: File
     if google_crc32c.value(message.data) != message.crc32c:
         raise DataLoss(f"a chunk of {entry.path!r} arrived damaged (CRC32C): fetch it again")
     sink.write(message.data)
-
-
-def _changed(name: str) -> DigestMismatch:
-    return DigestMismatch(f"{name!r} changed while it was sent: send it again when nothing writes to it")

@@ -99,7 +99,7 @@ class UploadDesk:
                 try:
                     writer.close()
                 finally:
-                    self._settle(writer, file)
+                    self._settle(writer, file, descriptor)
 
     def expire(self, upload: Upload) -> bool:
         """Delete an upload whose time is over; False where somebody still writes to it."""
@@ -112,12 +112,13 @@ class UploadDesk:
         self._store.publish(file, upload.digest)
         self._repository.complete(upload, self._clock())
 
-    def _settle(self, writer: UploadWriter, file: Path) -> None:
+    def _settle(self, writer: UploadWriter, file: Path, descriptor: int) -> None:
         """After a stream: delete what is of no more use, give what can still be resumed its time."""
         if writer.hopeless:
             self._discard(writer.upload)
         elif writer.upload.complete:
-            file.unlink(missing_ok=True)
+            if _is_at(file, descriptor):  # publishing has moved it away, and another writer may have made its own there
+                file.unlink()
         else:
             self._repository.extend(writer.upload, self._clock() + self._limits.expiry_s)
 
@@ -153,11 +154,16 @@ def _locked(file: Path) -> Iterator[int]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise _busy() from None
-        if not file.exists() or not os.path.samestat(file.stat(), os.fstat(descriptor)):
+        if not _is_at(file, descriptor):
             raise _busy()  # published or deleted between opening and locking
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _is_at(file: Path, descriptor: int) -> bool:
+    """True where the open file still is the one at that path."""
+    return file.exists() and os.path.samestat(file.stat(), os.fstat(descriptor))
 
 
 def _busy() -> Conflict:
