@@ -114,7 +114,7 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 def _fault(key: Any, sentence: str) -> PydanticCustomError:
     """A fault of one field, seen from the mapping that holds it."""
-    return PydanticCustomError("field_fault", "{sentence}", {"sentence": sentence, "name": _shown(key)})
+    return PydanticCustomError("field_fault", "{sentence}", {"sentence": sentence, "name": str(key)[:80]})
 
 
 def _explain(fault: ValidationError) -> tuple[str, str]:
