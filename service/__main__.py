@@ -27,10 +27,13 @@ def main() -> int:
     try:
         config = load_config(arguments.config, os.environ, _overrides(arguments))
         configure_logging(config.server.log_level)
+        _delete(arguments.ready_file)
         asyncio.run(_serve(config, arguments.ready_file))
     except ModelpressError as error:
         print(f"modelpress: {error.message}", file=sys.stderr)
         return CANNOT_START
+    finally:
+        _delete(arguments.ready_file)
     return 0
 
 
@@ -45,6 +48,12 @@ async def _serve(config: Config, ready_file: Path | None) -> None:
             _write_atomically(ready_file, address)
 
     await serve(config, announce=announce, stop=stop)
+
+
+def _delete(file: Path | None) -> None:
+    """The ready file is there exactly while the server can be called."""
+    if file:
+        file.unlink(missing_ok=True)
 
 
 def _write_atomically(file: Path, text: str) -> None:

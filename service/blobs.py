@@ -40,7 +40,10 @@ class Blobs(Protocol):
         """Exactly `length` bytes from `offset` on, in chunks of at most 1 MiB. NotFound where there is no such blob."""
 
     def publish(self, file: Path, digest: Digest) -> None:
-        """Make `file` the blob, durable when this returns. The file is used up."""
+        """Make `file` the blob, durable when this returns. The file is used up.
+
+        A blob of that digest that is there already stays, unless its size is wrong: then it is damaged and replaced.
+        """
 
     def delete(self, digest: Digest) -> None:
         """No blob afterwards, whether or not there was one."""
@@ -84,7 +87,10 @@ class LocalBlobs:
             if not target.parent.is_dir():
                 target.parent.mkdir(exist_ok=True)
                 sync_folder(self._blobs)
-            file.rename(target)
+            if self.size(digest) == file.stat().st_size:
+                file.unlink()
+            else:
+                file.rename(target)
             sync_folder(target.parent)
 
     def delete(self, digest: Digest) -> None:
@@ -133,8 +139,9 @@ class ObjectBlobs:
                     yield bytes(data[start : start + CHUNK_BYTES])
 
     def publish(self, file: Path, digest: Digest) -> None:
-        with _remote_errors():
-            obstore.put(self._store, _key(digest), file)
+        if self.size(digest) != file.stat().st_size:
+            with _remote_errors():
+                obstore.put(self._store, _key(digest), file)
         file.unlink()
 
     def delete(self, digest: Digest) -> None:

@@ -161,7 +161,9 @@ class Config(Document):
 
     @property
     def store_url(self) -> str:
-        return self.storage.store_url or str(self.storage.data.absolute() / "store")
+        """Absolute, because workers have working folders of their own."""
+        url = self.storage.store_url or str(self.storage.data / "store")
+        return url if "://" in url else str(Path(url).absolute())
 
     @property
     def scratch(self) -> Path:

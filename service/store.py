@@ -109,15 +109,9 @@ class ContentStore:
         self._blobs.delete(digest)
 
     def publish(self, file: Path, digest: Digest) -> None:
-        """Make a synced file of the `staging` folder, whose digest the caller has verified, a blob. Uses up the file.
-
-        A blob of that digest that is there already stays, unless its size is wrong: then it is damaged and replaced.
-        """
+        """Make a synced file of the `staging` folder a blob. The caller has verified its digest; the file is used up."""
         fault_point("store.put.before")
-        if self._blobs.size(digest) == file.stat().st_size:
-            file.unlink()
-        else:
-            self._blobs.publish(file, digest)
+        self._blobs.publish(file, digest)
         fault_point("store.put.after")
 
     def _put(self, chunks: Iterable[bytes]) -> Digest:

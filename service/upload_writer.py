@@ -46,7 +46,10 @@ class UploadWriter:
         return self._received
 
     def append(self, offset: int, data: bytes, crc32c: int) -> None:
-        """Take one chunk. InvalidRequest and OverLimit leave the bytes before it as they are, unless `hopeless`."""
+        """Take one chunk; an empty one only where all bytes are there and nothing but `finish` is missing.
+
+        InvalidRequest and OverLimit leave the bytes before it as they are, unless `hopeless`.
+        """
         with self._lock, self._hopeless_when_full():
             if self._closed:
                 raise Conflict("the stream has ended: this chunk was not stored")
@@ -94,7 +97,7 @@ class UploadWriter:
                 field="offset_bytes",
                 metadata={"expected_offset_bytes": str(self._received)},
             )
-        if not data and self.upload.size_bytes:
+        if not data and self._received < self.upload.size_bytes:
             raise InvalidRequest("the chunk is empty: send at least 1 byte", field="data")
         if google_crc32c.value(data) != crc32c:
             raise InvalidRequest(

@@ -85,12 +85,10 @@ class ArtifactsServicer(rpc.ArtifactsServicer):
         kind = KINDS.get(request.kind)
         if kind is None or kind is ArtifactKind.REPORT:
             raise InvalidRequest("kind is not MODEL, ADAPTER or DATASET: say what the files are", field="kind")
-        manifest = _manifest(request.manifest)
-        return _artifact(await self._run(self._create, current_caller().tenant, kind, manifest))
+        return await self._run(self._create, current_caller().tenant, kind, request.manifest)
 
     async def GetArtifact(self, request: pb.GetArtifactRequest, context: Context) -> pb.Artifact:
-        digest = artifact_digest(request.name)
-        return _artifact(await self._run(self._parts.repository.get, current_caller().tenant, digest))
+        return await self._run(self._get, current_caller().tenant, artifact_digest(request.name))
 
     async def ListArtifacts(self, request: pb.ListArtifactsRequest, context: Context) -> pb.ListArtifactsResponse:
         tenant, kind = current_caller().tenant, KINDS.get(request.kind)
@@ -111,12 +109,17 @@ class ArtifactsServicer(rpc.ArtifactsServicer):
         async for response in send(request, parts.store, parts.repository, current_caller().tenant, parts.threads):
             yield response
 
-    def _create(self, tenant: str, kind: ArtifactKind, manifest: Manifest) -> Artifact:
+    def _create(self, tenant: str, kind: ArtifactKind, message: pb.Manifest) -> pb.Artifact:
         """Check what is held, look into the files, then name them."""
-        _check_held(manifest, self._parts.repository.held(tenant, [entry.digest for entry in manifest.files]))
-        facts = self._parts.inspector(kind, manifest, self._parts.store)
-        self._parts.store.put_bytes(manifest.to_json())
-        return self._parts.repository.create(tenant, Artifact(kind, manifest, facts, self._clock()))
+        parts = self._parts
+        manifest = _manifest(message)
+        _check_held(manifest, parts.repository.held(tenant, [entry.digest for entry in manifest.files]))
+        facts = parts.inspector(kind, manifest, parts.store)
+        parts.store.put_bytes(manifest.to_json())
+        return _artifact(parts.repository.create(tenant, Artifact(kind, manifest, facts, self._clock())))
+
+    def _get(self, tenant: str, digest: Digest) -> pb.Artifact:
+        return _artifact(self._parts.repository.get(tenant, digest))
 
 
 def _check_held(manifest: Manifest, held: Mapping[Digest, int]) -> None:

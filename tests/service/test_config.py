@@ -47,6 +47,9 @@ def test_everything_lies_in_the_data_folder_by_default(tmp_path: Path) -> None:
     config = load_config(None, {"MODELPRESS_STORAGE_DATA": str(tmp_path)})
     assert config.database_url == f"sqlite:///{tmp_path}/modelpress.sqlite"
     assert (config.store_url, config.scratch) == (f"{tmp_path}/store", tmp_path / "scratch")
+    relative = load_config(None, {"MODELPRESS_STORAGE_STORE_URL": "blobs", "MODELPRESS_STORAGE_DATA": "data"})
+    assert Path(relative.store_url).is_absolute() and relative.scratch.is_absolute()
+    assert load_config(None, {"MODELPRESS_STORAGE_STORE_URL": "s3://b/p"}).store_url == "s3://b/p"
     assert config.worker_threads >= 1 and config.worker_memory_bytes > 1 << 30
 
 

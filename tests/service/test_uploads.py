@@ -127,6 +127,14 @@ def test_chunks_of_more_than_2_mib_and_messages_of_more_than_4_are_refused(wire:
     assert wire.artifacts.WriteUpload(chunks(upload.name, data)).complete
 
 
+def test_an_empty_chunk_at_the_end_finishes_what_is_all_there(wire: Any, server: Any) -> None:
+    data = random_bytes(11, 1000)
+    upload = wire.create_upload(data)
+    (server.data / "store" / "staging" / upload.name.replace("uploads/", "upload-")).write_bytes(data)
+    assert wire.artifacts.WriteUpload(iter([chunk(upload.name, 1000, b"")])).complete
+    assert wire.download(sha256(data)) == data
+
+
 def test_an_empty_stream_and_an_empty_chunk_are_refused(wire: Any) -> None:
     upload = wire.create_upload(b"some bytes")
     nothing = wire.refused(lambda: wire.artifacts.WriteUpload(iter([])))
