@@ -98,7 +98,7 @@ class Client:
     def get_artifact(self, name: str) -> Artifact:
         """An artifact with its manifest, whose digest is checked against the name."""
         request = artifacts_pb2.GetArtifactRequest(name=_artifact_name(name))
-        return wire.artifact_from_wire(self._connection.call("GetArtifact", request))
+        return wire.artifact_from_wire(self._connection.call("GetArtifact", request), name=name)
 
     def download(self, output: str, folder: Path, *, show: Callable[[TransferProgress], None] = _show_nothing) -> None:
         """Make `folder` hold exactly the files of the artifact `output`, every digest checked; resumes after a cut."""

@@ -59,18 +59,18 @@ def manifest_to_wire(manifest: Manifest) -> artifacts_pb2.Manifest:
     )
 
 
-def artifact_from_wire(message: artifacts_pb2.Artifact) -> Artifact:
-    """Raises DataLoss where the manifest cannot be, or does not have the digest that the artifact is named by."""
+def artifact_from_wire(message: artifacts_pb2.Artifact, *, name: str) -> Artifact:
+    """Raises DataLoss where the manifest cannot be, or is not the one that `name`, the one asked for, is made from."""
     try:
         manifest = Manifest(tuple(FileEntry(f.path, f.size_bytes, Digest(f.digest)) for f in message.manifest.files))
     except InvalidRequest as fault:
-        raise DataLoss(f"the manifest of {message.name[:90]} cannot be used: {fault.message}") from None
+        raise DataLoss(f"the manifest of {name} cannot be used: {fault.message}") from None
     if message.name != f"artifacts/{manifest.digest}":
         raise DataLoss(
             f"the manifest of {message.name[:90]} has the digest {manifest.digest}: do not use this artifact"
         )
     kind = ArtifactKind[artifacts_pb2.ArtifactKind.Name(message.kind).removeprefix("ARTIFACT_KIND_")]
-    return Artifact(message.name, kind, manifest, _time(message, "create_time"))
+    return Artifact(name, kind, manifest, _time(message, "create_time"))
 
 
 def request_to_wire(request: ConversionRequest) -> conversions_pb2.CreateConversionRequest:
