@@ -109,7 +109,7 @@ class ContentStore:
         self._blobs.delete(digest)
 
     def publish(self, file: Path, digest: Digest) -> None:
-        """Make a synced file of the `staging` folder a blob. The caller has verified its digest; the file is used up."""
+        """Make a synced file of the `staging` folder a blob. The caller has verified its digest; the file goes."""
         fault_point("store.put.before")
         self._blobs.publish(file, digest)
         fault_point("store.put.after")
