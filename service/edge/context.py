@@ -9,8 +9,6 @@ import grpc
 if TYPE_CHECKING:
     Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
     Handler: TypeAlias = grpc.RpcMethodHandler[Any, Any]
-    Interceptor: TypeAlias = grpc.aio.ServerInterceptor[Any, Any]
 else:
     Context = grpc.aio.ServicerContext
     Handler = grpc.RpcMethodHandler
-    Interceptor = grpc.aio.ServerInterceptor

@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 
-from service.edge.context import Context, Handler, Interceptor
+from service.edge.context import Context, Handler
 from service.edge.errors import abort, to_modelpress_error
 from service.identity import Doorkeeper, set_caller
 
@@ -30,15 +30,15 @@ _CONSTRUCTORS: Mapping[tuple[bool, bool], Callable[..., Handler]] = {
 """By (request streaming, response streaming)."""
 
 
-class EdgeInterceptor(Interceptor):
+class EdgeInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, doorkeeper: Doorkeeper) -> None:
         self._doorkeeper = doorkeeper
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         details: grpc.HandlerCallDetails,
-    ) -> Handler:
+    ) -> Handler | None:
         handler = await continuation(details)
         method = str(details.method)
         if handler is None or method.startswith(OPEN_PREFIX):

@@ -34,7 +34,7 @@ class EdgeServer:
         self._config = config
         self._services = tuple(services)
         self._server = grpc.aio.server(interceptors=[interceptor], options=OPTIONS)
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for register in services.values():
             register(self._server)
