@@ -268,7 +268,7 @@ class _Trainer:
         if not torch.isfinite(value):
             arguments = self.task.arguments
             raise InvalidRecipe(
-                f"the {name} became {float(value)} at step {self.standing.step + 1} of {arguments.steps}: "
+                f"the {name} became {float(value.detach())} at step {self.standing.step + 1} of {arguments.steps}: "
                 f"lower learning_rate (now {arguments.learning_rate})",
                 reason="TRAINING_DIVERGED",
                 field="learning_rate",
