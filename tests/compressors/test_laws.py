@@ -1,0 +1,139 @@
+"""What holds for every compressor. A new method joins with one row in METHODS."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from compressors.folders import companion_files, load_model
+from compressors.registry import COMPRESSORS
+from compressors.stages import Adapter, Data, Job, SilentMonitor
+from modelpress.manifests import Manifest, scan_folder
+from modelpress.recipes import MergeLora, Prune, Recover
+from modelpress.reports import StageRecord
+
+
+class Method(NamedTuple):
+    """`needs` names what stands in the job beside the model: `adapter`, `data`, `teacher`."""
+
+    arguments: Any
+    needs: tuple[str, ...]
+    writes_safetensors: bool = True
+
+
+METHODS: Mapping[str, Method] = {
+    "merge_lora": Method(MergeLora(), needs=("adapter",)),
+    "prune": Method(Prune(ratio=0.5), needs=("data",)),
+    "recover": Method(
+        Recover(steps=12, batch_size=16, checkpoint_every=4, learning_rate=2e-3), needs=("data", "teacher")
+    ),
+}
+SAFETENSORS = [name for name, method in METHODS.items() if method.writes_safetensors]
+
+
+@pytest.fixture(scope="module")
+def noisy_bert(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`bert` after damage: what there is to recover from."""
+    folder = Path(shutil.copytree(bert, tmp_path_factory.mktemp("models") / "noisy"))
+    model = load_model(bert)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "dense.weight" in name:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def make_job(bert: Path, noisy_bert: Path, data: Data, make_adapter, tmp_path: Path) -> Callable[[str], Job]:
+    def make(name: str) -> Job:
+        needs = METHODS[name].needs
+        return Job(
+            model=noisy_bert,
+            output=tmp_path / "output",
+            seed=7,
+            adapters=(Adapter("one", make_adapter()),) if "adapter" in needs else (),
+            data=data if "data" in needs else None,
+            teacher=bert if "teacher" in needs else None,
+            evidence=tmp_path / "evidence",
+        )
+
+    return make
+
+
+def compress(name: str, job: Job) -> tuple[StageRecord, Manifest]:
+    record = COMPRESSORS[name].run(METHODS[name].arguments, job, SilentMonitor())
+    return record, scan_folder(job.output)
+
+
+def test_every_registered_compressor_is_under_these_laws() -> None:
+    assert METHODS.keys() == COMPRESSORS.keys()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_companion_files_keep_their_bytes(name: str, make_job) -> None:
+    job = make_job(name)
+    _, output = compress(name, job)
+    source = scan_folder(job.model)
+
+    assert companion_files(job.model)
+    assert all(output.entry(path) == source.entry(path) for path in companion_files(job.model))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_inputs_are_left_alone(name: str, make_job) -> None:
+    job = make_job(name)
+    folders = [job.model, *(adapter.folder for adapter in job.adapters), *([job.teacher] if job.teacher else [])]
+    before = [scan_folder(folder) for folder in folders]
+    compress(name, job)
+
+    assert [scan_folder(folder) for folder in folders] == before
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_equal_inputs_give_equal_bytes_and_equal_records(name: str, make_job, tmp_path: Path) -> None:
+    job = make_job(name)
+    first = compress(name, job)
+    torch.manual_seed(12345)
+    again = compress(name, replace(job, output=tmp_path / "again", evidence=tmp_path / "evidence-again"))
+
+    assert first == again
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_record_is_complete_and_survives_json(name: str, make_job) -> None:
+    record, _ = compress(name, make_job(name))
+
+    assert record.method == name and record.version == COMPRESSORS[name].version
+    assert record.arguments == METHODS[name].arguments.model_dump(mode="json")
+    assert record.touched
+    assert StageRecord.model_validate(json.loads(record.model_dump_json())) == record
+
+
+@pytest.mark.parametrize("name", SAFETENSORS)
+def test_exactly_the_tensors_that_are_named_change(name: str, make_job) -> None:
+    job = make_job(name)
+    record, _ = compress(name, job)
+    before, after = (load_file(folder / "model.safetensors") for folder in (job.model, job.output))
+
+    changed = {n for n in before if before[n].shape != after[n].shape or not torch.equal(before[n], after[n])}
+    assert before.keys() == after.keys()
+    assert changed == set(record.touched)
+
+
+@pytest.mark.parametrize("name", SAFETENSORS)
+def test_the_output_loads_with_every_tensor_as_stored(name: str, make_job) -> None:
+    job = make_job(name)
+    compress(name, job)
+
+    stored, loaded = load_file(job.output / "model.safetensors"), load_model(job.output).state_dict()
+    assert all(torch.equal(stored[tensor], loaded[tensor]) for tensor in loaded)
