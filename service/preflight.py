@@ -167,9 +167,12 @@ def _lookup(digest: Digest, facts: Mapping[Digest, Facts], field: str, kind: Art
         raise NotFound(
             f"{field} is {name}, which does not exist: upload it first", reason="ARTIFACT_NOT_FOUND", field=field
         )
-    found = facts[digest].get("kind")
-    if found != kind.value:
-        raise InvalidRequest(f"{field} is {name}, a {found}: name a {kind.value}", reason="WRONG_KIND", field=field)
+    if facts[digest].get("kind") != kind.value:
+        raise InvalidRequest(
+            f"{field} is {name}, which was not created as {kind.name}: name an artifact of kind {kind.name}",
+            reason="WRONG_KIND",
+            field=field,
+        )
     return facts[digest]
 
 

@@ -15,12 +15,16 @@ ACTIVATIONS = frozenset(
     {"gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh"}
 )
 
+KERNEL_FIELDS = ("attn_implementation", "_attn_implementation", "experts_implementation")
+"""transformers loads a kernel from a hub where one of these names its repository."""
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def refuse_code_references(settings: Mapping[str, Any], file: str) -> None:
-    """Refuse `auto_map`, `custom_pipelines` and `trust_remote_code`: they name code of the folder or of a hub."""
-    for field in ("auto_map", "custom_pipelines", "trust_remote_code"):
+    """Refuse what names code of the folder or of a hub: `auto_map`, `trust_remote_code`, attention kernels by name."""
+    named = [field for field in KERNEL_FIELDS if settings.get(field) not in (None, "eager", "sdpa")]
+    for field in ("auto_map", "custom_pipelines", "trust_remote_code", *named):
         if settings.get(field):
             raise InvalidModel(
                 f"{file}: {field} asks for code that comes with the model, which is never run: "

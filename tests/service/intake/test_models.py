@@ -60,6 +60,7 @@ def test_facts_do_not_depend_on_how_the_weights_are_sharded(inspect: Inspect, ba
         ({"architectures": [["x"]]}, "UNKNOWN_ARCHITECTURE", "architectures"),
         ({"auto_map": {"AutoModel": "modeling.Evil"}}, "CODE_REFERENCE", "auto_map"),
         ({"trust_remote_code": True}, "CODE_REFERENCE", "trust_remote_code"),
+        ({"_attn_implementation": "someone/kernel"}, "CODE_REFERENCE", "_attn_implementation"),
         ({"hidden_size": 9}, "BAD_CONFIG", "num_attention_heads"),
         ({"hidden_size": True}, "BAD_CONFIG", "hidden_size"),
         ({"num_hidden_layers": 10**12}, "BAD_CONFIG", "num_hidden_layers"),
