@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from service.state.uploads import UploadRepository
+from service.threads import Threads
 from service.uploads import UPLOAD_PREFIX, UploadDesk
 
 STALE_S = 3600.0
 """A staging file that nobody has written to for so long belongs to a process that died."""
+
+COLLECT_EVERY_S = 600.0
 
 _log = logging.getLogger(__name__)
 
@@ -54,3 +59,25 @@ class GarbageCollector:
             return False
         name = file.name
         return not (name.startswith(UPLOAD_PREFIX) and self._repository.is_known(name.removeprefix(UPLOAD_PREFIX)))
+
+
+@asynccontextmanager
+async def collecting(collector: GarbageCollector, threads: Threads) -> AsyncIterator[None]:
+    """Collect once before the block begins, then every ten minutes until it ends."""
+    await threads.run(collector.collect)
+    task = asyncio.create_task(_again_and_again(collector, threads))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def _again_and_again(collector: GarbageCollector, threads: Threads) -> None:
+    while True:
+        await asyncio.sleep(COLLECT_EVERY_S)
+        try:
+            await threads.run(collector.collect)
+        except Exception:  # noqa: BLE001 - whatever it was, the next round may succeed
+            _log.exception("garbage collection failed; it is tried again")

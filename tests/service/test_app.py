@@ -47,6 +47,7 @@ def test_health_reflection_and_capabilities_answer(wire: Any) -> None:
     able = wire.capabilities.GetCapabilities(capabilities_pb2.GetCapabilitiesRequest())
     assert {"merge_lora", "prune", "recover", "quantize", "export"} <= set(able.methods)
     assert list(able.formats) == ["onnx"] and list(able.tasks) == ["text-classification"]
+    assert list(able.devices) == list(able.runtimes) == []  # this server has no workers that could tell
     assert "bert" in able.families and able.max_chunk_bytes == 2 << 20
     assert able.development_key and able.public_key_pem.startswith("-----BEGIN PUBLIC KEY-----")
 

@@ -1,0 +1,33 @@
+"""The foundation: what outlives the process, opened once, and what everything else stands on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.config import Config
+from service.signing import Signer, load_or_create_signer
+from service.state.engine import open_database
+from service.state.events import Journal
+from service.store import ContentStore
+from service.threads import Threads
+
+
+@dataclass(frozen=True)
+class Foundation:
+    config: Config
+    store: ContentStore
+    journal: Journal
+    signer: Signer
+    threads: Threads
+
+
+def lay_foundation(config: Config, threads: Threads) -> Foundation:
+    """Open database, store and signing key, each made where there is none. Blocks.
+
+    Raises ModelpressError with one sentence where one of them cannot be used.
+    """
+    config.storage.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    engine = open_database(config.database_url)
+    store = ContentStore(config.store_url, scratch=config.scratch)
+    signer = load_or_create_signer(config.storage.data, config.signing.key_file)
+    return Foundation(config, store, Journal(engine), signer, threads)
