@@ -109,14 +109,18 @@ def load_model(folder: Path, *, device: str = "cpu") -> Any:
             output_loading_info=True,
         )
     except (RuntimeError, ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
-        first_line = " ".join(str(error).replace(str(folder), "the model").split())[:300]
-        raise InvalidModel(f"the weights do not load into {model_class.__name__}: {first_line}") from None
+        raise InvalidModel(f"the weights do not load into {model_class.__name__}: {_sentence(error, folder)}") from None
     for fault in ("missing", "unexpected", "mismatched"):
         names = sorted(_tensor_and_shapes(key) for key in loading[f"{fault}_keys"])
         if names:
             raise InvalidModel(f"{len(names)} {fault} tensors for {model_class.__name__}: {', '.join(names[:3])}")
     check_finite(model.state_dict(), of="the model")
     return model.eval().to(device)
+
+
+def _sentence(error: Exception, folder: Path) -> str:
+    """A library's message on one line, without the folder's path."""
+    return " ".join(str(error).replace(str(folder), "the model").split())[:300]
 
 
 def _tensor_and_shapes(key: Any) -> str:
@@ -138,8 +142,7 @@ def load_tokenizer(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, use_fast=True)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        first_line = " ".join(str(error).replace(str(folder), "the model").split())[:300]
-        raise InvalidModel(f"the tokenizer does not load: {first_line}", field="tokenizer.json") from None
+        raise InvalidModel(f"the tokenizer does not load: {_sentence(error, folder)}", field="tokenizer.json") from None
 
 
 def save_model(model: Any, *, source: Path, output: Path) -> None:
@@ -208,6 +211,13 @@ def companion_files(folder: Path) -> tuple[str, ...]:
 def foreign_weight_files(folder: Path) -> tuple[str, ...]:
     """Weights in other formats: stale once the model has changed, so never carried on."""
     return tuple(sorted(name for name in _files(folder) if name.endswith(FOREIGN_WEIGHTS)))
+
+
+def left_out_warnings(folder: Path) -> tuple[str, ...]:
+    """One sentence for each file of a source that its compressed model does not get."""
+    return tuple(
+        f"{name} was left out: it holds the weights as they were before" for name in foreign_weight_files(folder)
+    )
 
 
 def _files(folder: Path) -> list[str]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from compressors.families import family_of
-from compressors.folders import check_finite, foreign_weight_files, load_model, read_config, read_tensors, write_folder
+from compressors.folders import check_finite, left_out_warnings, load_model, read_config, read_tensors, write_folder
 from compressors.lora_adapters import Base, Edit, LoraAdapter, LowRank, Replacement, Shift, read_adapter
 from compressors.measuring import Rows, largest_difference, probe_logits, quality, read_rows, reference_logits
 from compressors.stages import Adapter, Job, Monitor, Progress
@@ -206,6 +206,4 @@ def _relative(before: Tensor, after: Tensor) -> float:
 
 
 def _warnings(model: Path, unchanged: Iterable[str]) -> tuple[str, ...]:
-    found = [f"{name} was trained, and kept its bytes" for name in sorted(unchanged)]
-    found += [f"{name} was left out: it holds the weights before the merge" for name in foreign_weight_files(model)]
-    return tuple(found)
+    return (*(f"{name} was trained, and kept its bytes" for name in sorted(unchanged)), *left_out_warnings(model))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from compressors import importance
 from compressors.batches import spread
 from compressors.families import family_of
-from compressors.folders import load_model, read_config, save_model
+from compressors.folders import left_out_warnings, load_model, read_config, save_model
 from compressors.measuring import Rows, largest_difference, probe_logits, quality, read_rows, reference_logits
 from compressors.stages import Job, Monitor, Progress
 from modelpress.errors import InternalError, InvalidModel, InvalidRecipe
@@ -86,7 +86,7 @@ def run(arguments: Prune, job: Job, monitor: Monitor) -> StageRecord:
             "quality_against": "the teacher" if job.teacher else "the model before pruning",
             "reload_max_abs_logit_difference": check_reload(model, job, rows),
         },
-        warnings=_warnings(arguments, cut, rows),
+        warnings=(*_warnings(arguments, cut, rows), *left_out_warnings(job.model)),
     )
 
 
@@ -173,4 +173,6 @@ def _warnings(arguments: Prune, cut: Cut, rows: Rows) -> tuple[str, ...]:
         found.append(f"ratio {arguments.ratio} became {cut.ratio:.4f}: widths are multiples of {arguments.round_to}")
     if rows.held_out is None:
         found.append("quality before and after was not measured: the stage had no data")
+    elif arguments.importance == "taylor" and rows.train and rows.train.truncated:
+        found.append(f"{rows.train.truncated} training texts were cut at {rows.train.max_length} tokens")
     return tuple(found)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from compressors.distillation import model_forward
 from compressors.families import family_of
-from compressors.folders import load_model, load_tokenizer, read_config, save_model
+from compressors.folders import left_out_warnings, load_model, load_tokenizer, read_config, save_model, stored_dtypes
 from compressors.stages import Data, Job, Monitor
 from compressors.training import Distillation, Student, distil, encode_data
 from modelpress.errors import FailedPrecondition, InvalidRecipe
@@ -61,7 +61,7 @@ def run(arguments: Recover, job: Job, monitor: Monitor) -> StageRecord:
         after=result.after,
         curve=result.curve,
         details={**result.details, "data": data.provenance},
-        warnings=result.warnings,
+        warnings=(*result.warnings, *_rounding_warning(job), *left_out_warnings(job.model)),
     )
 
 
@@ -91,6 +91,13 @@ def _inputs(arguments: Recover, job: Job) -> tuple[Data, Any]:
     if not arguments.steps:
         raise InvalidRecipe("recover with 0 steps would do nothing: set steps, or leave the stage out", field="steps")
     return job.data, load_model(job.teacher, device=job.device)
+
+
+def _rounding_warning(job: Job) -> tuple[str, ...]:
+    narrow = sorted({str(dtype) for dtype in stored_dtypes(job.model).values()} - {"torch.float32"})
+    return tuple(
+        f"figures after are those of the FP32 weights, before they were rounded to {dtype}" for dtype in narrow
+    )
 
 
 def _copies(model: nn.Module) -> dict[str, Tensor]:

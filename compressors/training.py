@@ -94,7 +94,7 @@ class Distillation:
             "seed": self.seed,
             "threads": torch.get_num_threads(),
             "device": self.device.split(":")[0],
-            "train": str(digest_bytes(canonical_json([list(row) for row in self.train.token_ids]))),
+            "data": str(digest_bytes(canonical_json([self.train.token_ids, self.held_out.token_ids]))),
             "shapes": {name: list(p.shape) for name, p in self.student.parameters.items()},
         }
 
@@ -275,6 +275,7 @@ class _Trainer:
             )
 
     def _add_point(self, held_out: dict[str, float]) -> None:
+        """Close the losses since the last point into one; a look right after a point is added to that point."""
         standing = self.standing
         *earlier, last = standing.curve or (None,)
         if last is not None and not standing.pending:
