@@ -78,11 +78,26 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class ConversionInputs:
+    """Names of artifacts; empty: no such input. `adapters` maps the recipe's name of each to its artifact."""
+
+    base: str
+    adapters: Mapping[str, str]
+    train: str
+    validation: str
+    evaluation: str
+    probes: str
+
+
+@dataclass(frozen=True)
 class Conversion:
     """A job. `verdict` and `output` are set when SUCCEEDED, `failure` when FAILED, `progress` while RUNNING."""
 
     name: str
     state: ConversionState
+    inputs: ConversionInputs
+    seed: int
+    priority: int
     labels: Mapping[str, str]
     requested_by: str
     attempt: int

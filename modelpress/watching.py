@@ -16,7 +16,8 @@ METHOD = "WatchConversion"
 
 
 def watch_events(connection: Connection, name: str, *, after: int, timeout_s: float | None) -> Iterator[Event]:
-    """Events with a sequence number greater than `after`, in order, each once, until the final one.
+    """Events with a sequence number greater than `after`, in order, until the final one. Progress that is renewed
+    comes again under its number; nothing else is repeated.
 
     A lost stream is attached again after the last event seen. Raises Unavailable: with reason WAIT_TIMED_OUT where
     `timeout_s` have passed, and without it where the server stays away.

@@ -20,6 +20,7 @@ from modelpress.v1 import artifacts_pb2, capabilities_pb2, conversions_pb2, repo
 from modelpress.views import (
     Artifact,
     Conversion,
+    ConversionInputs,
     ConversionState,
     Estimate,
     Event,
@@ -104,6 +105,9 @@ def conversion_from_wire(message: conversions_pb2.Conversion) -> Conversion:
     return Conversion(
         name=message.name,
         state=_state(message.state),
+        inputs=_inputs(message.inputs),
+        seed=message.seed,
+        priority=message.priority,
         labels=dict(message.labels),
         requested_by=message.requested_by,
         attempt=message.attempt,
@@ -117,6 +121,17 @@ def conversion_from_wire(message: conversions_pb2.Conversion) -> Conversion:
         reused_from=message.reused_from,
         etag=message.etag,
         last_sequence=message.last_sequence,
+    )
+
+
+def _inputs(message: conversions_pb2.ConversionInputs) -> ConversionInputs:
+    return ConversionInputs(
+        base=message.base,
+        adapters={adapter.name: adapter.artifact for adapter in message.adapters},
+        train=message.train,
+        validation=message.validation,
+        evaluation=message.evaluation,
+        probes=message.probes,
     )
 
 

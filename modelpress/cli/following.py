@@ -70,7 +70,7 @@ def candidate_folder(conversion: Conversion) -> Path:
     """The folder where the user names none: it carries every verdict but APPROVED in its name."""
     if conversion.verdict is None:
         state = conversion.state.value
-        raise FailedPrecondition(f"{conversion.name} is {state} and has no output: wait until it has SUCCEEDED")
+        raise FailedPrecondition(f"{conversion.name} is {state}: only one that has SUCCEEDED has an output")
     identifier = conversion.name.rpartition("/")[2]
     return Path(identifier if conversion.verdict is Verdict.APPROVED else f"{identifier}-{conversion.verdict.value}")
 
