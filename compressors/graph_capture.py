@@ -6,8 +6,10 @@ is exported come from here, so that they are the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,16 +61,19 @@ def dynamic_shapes(config: Any) -> tuple[Any, ...]:
 
 def capture(model: Any) -> torch.fx.GraphModule:
     """The graph of `model` in eval mode: every dropout is fixed off, so no later mode switch can turn it on."""
-    program = torch.export.export(
-        LogitsOnly(model.eval()).eval(),
-        tuple(example_inputs(model.config).values()),
-        dynamic_shapes=dynamic_shapes(model.config),
-    )
-    return cast(torch.fx.GraphModule, program.module())
+    with known_warnings():
+        program = torch.export.export(
+            LogitsOnly(model.eval()).eval(),
+            tuple(example_inputs(model.config).values()),
+            dynamic_shapes=dynamic_shapes(model.config),
+        )
+        return program.module()
 
 
-def call(graph: torch.fx.GraphModule, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Logits [B, C] of a captured, prepared or converted graph; inputs that it does not take are left out."""
-    taken = [node.target for node in graph.graph.nodes if node.op == "placeholder"]
-    logits: Tensor = graph(*list(inputs.values())[: len(taken)])
-    return logits
+@contextmanager
+def known_warnings() -> Iterator[None]:
+    """Leave out exactly those warnings of torch's exporters that say nothing about the model."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)", FutureWarning)
+        warnings.filterwarnings("ignore", r"# The axis name: \w+ will not be used", UserWarning)
+        yield

@@ -15,12 +15,13 @@ Ranges are fixed before training starts: training moves the weights on the grid 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e import (
     FakeQuantize,
@@ -33,7 +34,7 @@ from torchao.quantization.pt2e import (
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_qat_pt2e
 from torchao.quantization.pt2e.quantizer import QuantizationAnnotation, QuantizationSpec, Quantizer
 
-from compressors.graph_capture import PREFIX
+from compressors.graph_capture import PREFIX, known_warnings
 from modelpress.errors import InvalidModel
 
 WEIGHT_CODE_MAX = 63
@@ -99,7 +100,8 @@ class Site:
 def prepare(captured: GraphModule, *, modules: Iterable[str]) -> GraphModule:
     """Insert fake quantization at every layer of `modules`, ranges still unknown."""
     wanted = frozenset(modules)
-    prepared: GraphModule = prepare_qat_pt2e(captured, LinearQuantizer(wanted))
+    with known_warnings():
+        prepared: GraphModule = prepare_qat_pt2e(captured, LinearQuantizer(wanted))
     missing = wanted - {site.module for site in sites(prepared)}
     if missing:
         raise InvalidModel(f"linear layer {min(missing)!r} is not in the model's graph: add it to `ignore`")
@@ -163,8 +165,24 @@ def load_ranges(prepared: GraphModule, tensors: Mapping[str, Tensor]) -> None:
 
 def convert(prepared: GraphModule) -> GraphModule:
     """Fold the weights into integer codes. `prepared` is used up."""
-    converted: GraphModule = convert_pt2e(prepared)
+    with known_warnings():
+        converted: GraphModule = convert_pt2e(prepared)
     return converted
+
+
+def exact_sums(converted: GraphModule) -> GraphModule:
+    """A copy whose linear layers add in FP64 and round once, as integer kernels do: their int32 sums are exact."""
+    with known_warnings():
+        copied = copy.deepcopy(converted)
+    for node in linear_nodes(copied):
+        node.target = _linear_in_fp64
+    copied.recompile()
+    return copied
+
+
+def _linear_in_fp64(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    bias = None if bias_O is None else bias_O.double()
+    return nn.functional.linear(inputs.double(), weight_OI.double(), bias).float()
 
 
 def sites(prepared: GraphModule) -> tuple[Site, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from compressors import merge_lora, prune, recover
+from compressors import export_onnx, merge_lora, prune, quantize, recover
 from compressors.stages import Job, Monitor
 from modelpress.reports import StageRecord
 
@@ -21,4 +21,6 @@ COMPRESSORS: Mapping[str, Compressor] = {
     "merge_lora": Compressor(merge_lora.run, merge_lora.VERSION),
     "prune": Compressor(prune.run, prune.VERSION),
     "recover": Compressor(recover.run, recover.VERSION),
+    "quantize": Compressor(quantize.run, quantize.VERSION),
+    "export": Compressor(export_onnx.run, export_onnx.VERSION),
 }
