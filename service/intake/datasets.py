@@ -31,7 +31,8 @@ def inspect_dataset(folder: Folder) -> dict[str, Any]:
         rows += 1
     if not rows:
         raise InvalidDataset(NO_ROWS.format(name=files[0].path))
-    others = [entry.path for entry in folder.manifest.files if entry not in files]
+    read = set(files)
+    others = [entry.path for entry in folder.manifest.files if entry not in read]
     return {
         "rows": rows,
         "columns": {name: column.facts() for name, column in columns.items()},
