@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 
 from modelpress.v1 import artifacts_pb2 as pb
@@ -237,3 +238,15 @@ def test_an_expired_upload_is_collected_and_one_that_is_alive_is_not(
     second = start_server(tmp_path / "data", toml)
     assert staged(second) == ["put-fresh"]
     assert call(second).refused(lambda: received(call(second), name)).code == CODE.NOT_FOUND
+
+
+@pytest.mark.slow
+def test_the_servers_memory_stays_flat_whatever_the_size(start_server: Any, call: Any, tmp_path: Path) -> None:
+    running = start_server(tmp_path / "data")
+    wire, process = call(running), psutil.Process(running.process.pid)
+    wire.upload(random_bytes(12, 4 << 20))
+    before = process.memory_info().rss
+    digest = wire.upload(random_bytes(13, 1 << 20) * 256)
+    for message in wire.artifacts.Download(pb.DownloadRequest(digest=digest)):
+        assert len(message.data) <= 1 << 20
+    assert process.memory_info().rss - before < 64 << 20
