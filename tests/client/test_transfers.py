@@ -10,7 +10,7 @@ from modelpress.client import Client
 from modelpress.connection import Connection, Endpoint
 from modelpress.digests import digest_bytes
 from modelpress.downloads import PARTIAL
-from modelpress.errors import DigestMismatch, FailedPrecondition, NotFound, Unavailable
+from modelpress.errors import DataLoss, DigestMismatch, FailedPrecondition, NotFound, Unavailable
 from modelpress.manifests import ArtifactKind, FileEntry, scan_folder
 from modelpress.retries import RetryPolicy
 from modelpress.transfers import Meter, upload_blob
@@ -150,6 +150,27 @@ def test_a_download_that_gave_up_is_completed_by_the_next_one(server, folder, pr
             other.download(name, back)
     assert scan_folder(back) == scan_folder(source)
     assert between.down_bytes - before < 24 * MIB - 8 * MIB
+
+
+@pytest.mark.parametrize("damage", ["what was there", "what the server holds"])
+def test_bytes_without_the_digest_never_become_a_file(start_server, folder, tmp_path, damage):
+    running, source, back = start_server(tmp_path / "data", MODELPRESS_WORKERS_SLOTS="0"), folder(11), tmp_path / "back"
+    digest = scan_folder(source).entry("large.dat").digest
+    with Client(running.address) as client:
+        name = client.upload_folder(source, ArtifactKind.DATASET)
+        stored = next((running.data / "store").rglob(digest.hex))
+        right = stored.read_bytes()
+        (back / PARTIAL).mkdir(parents=True)
+        if damage == "what was there":
+            (back / PARTIAL / digest.hex).write_bytes(b"x" + right[1:MIB])
+        else:
+            stored.write_bytes(right[:-1] + bytes([right[-1] ^ 1]))
+        with pytest.raises(DataLoss, match=r"'large.dat' do not have its digest"):
+            client.download(name, back)
+        assert not (back / "large.dat").exists() and not (back / PARTIAL / digest.hex).exists()
+        stored.write_bytes(right)
+        client.download(name, back)
+    assert scan_folder(back) == scan_folder(source)
 
 
 def test_a_folder_that_holds_the_output_already_is_left_alone(server, folder, tmp_path):
