@@ -121,10 +121,12 @@ class Dispatcher:
         self._guarded(self._take_over)
         if self._settings.slots:
             try:
-                self._tools = self._equip()
+                tools = self._equip()
             except ModelpressError as error:
                 self._on_failure(error)
                 return
+            tools.pool.clear()
+            self._tools = tools
             self._equipped.set()
         self.wake()
         while not self._draining.is_set():
@@ -185,7 +187,6 @@ def open_dispatcher(
 
     def equip() -> Tools:
         pool = WorkerPool(PoolSettings(config.store_url, config.scratch, config.worker_threads, workers.device))
-        pool.clear()
         facts = probe(pool)
         _log.warning("workers are ready", extra={"fields": {"isolation": facts.environment.isolation}})
         return Tools(journal, store, signer, pool, facts)

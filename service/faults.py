@@ -1,9 +1,10 @@
 """Named points before and after every durable write, where a test can end the process.
 
-    MODELPRESS_KILL_AT=store.put.before_rename:2    SIGKILL at the second time that this point is passed
+    MODELPRESS_KILL_AT=store.put.before:2    SIGKILL at the second time that a process passes this point
+    MODELPRESS_KILL_MARK=/tmp/killed         only once, whatever processes follow: the file is made at the kill
 
-Without the variable a point does nothing. `POINTS` lists them all, so that a test can visit every one; a name that is
-not in it raises at once.
+Without the first variable a point does nothing. `POINTS` lists them all, so that a test can visit every one; a name
+that is not in it raises at once.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 from collections import Counter
 
 VARIABLE = "MODELPRESS_KILL_AT"
+MARK_VARIABLE = "MODELPRESS_KILL_MARK"
 
 POINTS: tuple[str, ...] = (
     "store.put.unsynced",
@@ -57,5 +59,16 @@ def fault_point(name: str) -> None:
     wanted, _, count = os.environ.get(VARIABLE, "").partition(":")
     if name == wanted:
         _passed[name] += 1
-        if _passed[name] == int(count or 1):
+        if _passed[name] == int(count or 1) and _is_first():
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_first() -> bool:
+    """Whether no process was killed under this mark yet."""
+    mark = os.environ.get(MARK_VARIABLE)
+    try:
+        if mark:
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True

@@ -139,19 +139,21 @@ class PoolSettings:
     threads: int
     device: str
     operations: Table = standard_operations
+    preload: str = PRELOAD
+    """The module that the forkserver imports once; every worker begins with it imported."""
 
 
 class WorkerPool:
-    """Starts workers. The forkserver imports `preload` once; every worker begins with it imported."""
+    """Starts workers. A process has one forkserver: its first pool decides what is preloaded."""
 
-    def __init__(self, settings: PoolSettings, *, preload: str = PRELOAD) -> None:
+    def __init__(self, settings: PoolSettings) -> None:
         self.settings = settings
         self._lock = threading.Lock()
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([preload])
+        self._context.set_forkserver_preload([settings.preload])
 
     def open(self, conversion: str, *, attempt: int, device: str, memory_limit_bytes: int) -> Worker:
-        """Start a worker with a scratch folder of its own and wait until it is ready. Raises WorkerDied."""
+        """Start a worker with a scratch folder of its own; its first message is `ready`."""
         scratch = self.scratch / f"{conversion}-{attempt}"
         settings = WorkerSettings(
             store_url=self.settings.store_url,
@@ -161,14 +163,9 @@ class WorkerPool:
             device=device,
             memory_limit_bytes=memory_limit_bytes,
             operations=self.settings.operations,
+            preload=self.settings.preload,
         )
-        worker = self.start(serve, settings, scratch)
-        try:
-            worker.receive()
-        except BaseException:
-            worker.close()
-            raise
-        return worker
+        return self.start(serve, settings, scratch)
 
     def start(self, target: Callable[..., None], settings: object, scratch: Path) -> Worker:
         """Start `target(connection, settings)` in a forked child; `scratch` is made, and deleted when it is closed."""

@@ -14,8 +14,7 @@ from typing import Any
 from modelpress.errors import FailedPrecondition, InternalError
 from modelpress.reports import Environment
 from service.steps import Step
-from service.workers.pool import WorkerPool
-from service.workers.process import PRELOAD, Table
+from service.workers.pool import PoolSettings, WorkerPool
 from service.workers.protocol import send, versions_of
 
 LIBRARIES = (
@@ -71,13 +70,15 @@ def probe(pool: WorkerPool) -> WorkerFacts:
     Raises FailedPrecondition where the preload is not there (a misspelt one is ignored silently by multiprocessing),
     where CUDA is initialised already, or where the configured device is missing.
     """
-    worker = pool.start(report, (pool.settings.device, pool.settings.operations), pool.scratch / "probe")
+    worker = pool.start(report, pool.settings, pool.scratch / "probe")
     try:
         _, found = worker.receive()
     finally:
         worker.close()
     if not found["preloaded"]:
-        raise FailedPrecondition(f"the forkserver did not import its preload {PRELOAD!r}: {found['why_not']}")
+        raise FailedPrecondition(
+            f"the forkserver did not import its preload {pool.settings.preload!r}: {found['why_not']}"
+        )
     if found["cuda_initialised"]:
         raise FailedPrecondition("CUDA was initialised in the forkserver: no worker could use it")
     if found["device"] is None:
@@ -92,30 +93,29 @@ def probe(pool: WorkerPool) -> WorkerFacts:
     return WorkerFacts(environment, found["device"], found["operations"])
 
 
-def report(connection: Connection, settings: tuple[str, Table]) -> None:
+def report(connection: Connection, settings: PoolSettings) -> None:
     """In the child: look around and tell."""
-    preloaded = PRELOAD in sys.modules
-    wanted, operations = settings
+    preloaded = settings.preload in sys.modules
     torch = importlib.import_module("torch")
     initialised = torch.cuda.is_initialized()
-    device = _device(wanted, bool(torch.cuda.is_available()))
+    device = _device(settings.device, bool(torch.cuda.is_available()))
     found = {
         "preloaded": preloaded,
-        "why_not": "" if preloaded else _why_not(),
+        "why_not": "" if preloaded else _why_not(settings.preload),
         "cuda_initialised": initialised,
         "device": device,
         "device_name": torch.cuda.get_device_name(0) if device == "cuda" else "cpu",
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "versions": {"python": platform.python_version(), **_installed()},
-        "operations": versions_of(operations()),
+        "operations": versions_of(settings.operations()),
     }
     send(connection, "found", found)
 
 
-def _why_not() -> str:
+def _why_not(preload: str) -> str:
     """multiprocessing ignores a preload that cannot be imported: import it again and say what is wrong."""
     try:
-        importlib.import_module(PRELOAD)
+        importlib.import_module(preload)
     except Exception as error:  # noqa: BLE001 - told to the operator, who repairs the installation
         return f"{type(error).__name__}: {error}"
     return "another preload was set in this process"

@@ -6,7 +6,7 @@ pipe to the service. It reads and writes the content store; it has no database a
 
 from __future__ import annotations
 
-import importlib
+import os
 import shutil
 import sys
 import time
@@ -45,6 +45,7 @@ class WorkerSettings:
     device: str
     memory_limit_bytes: int
     operations: Table
+    preload: str
 
 
 def standard_operations() -> Mapping[str, Operation]:
@@ -56,7 +57,7 @@ def standard_operations() -> Mapping[str, Operation]:
 
 def serve(connection: Connection, settings: WorkerSettings) -> None:
     """Entry of the process: answer `run` messages until the service closes the pipe."""
-    preloaded = PRELOAD in sys.modules
+    preloaded = settings.preload in sys.modules
     enter(settings.scratch)
     limit_memory(settings.memory_limit_bytes)
     _use_threads(settings.threads)
@@ -194,7 +195,9 @@ def _store(store: ContentStore, task: Task, result: TaskResult) -> dict[str, Any
 
 
 def _use_threads(count: int) -> None:
-    """Pin torch to `count` compute threads: part of what makes a result reproducible."""
-    torch = importlib.import_module("torch")
-    torch.set_num_threads(count)
-    torch.set_num_interop_threads(1)
+    """Compute with `count` threads: part of what makes a result reproducible. Torch, where it is not imported yet,
+    reads the variables when it is."""
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(count)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(count)
+        torch.set_num_interop_threads(1)

@@ -39,9 +39,11 @@ class Station:
         """The running worker, started now where there is none. Raises Stopped, WorkerDied."""
         with self._lock:
             self.check()
-            if self._worker is None:
-                self._worker = self._open()
-            return self._worker
+            if self._worker is not None:
+                return self._worker
+            self._worker = worker = self._open()
+        worker.receive()  # `ready`; waited for without the lock, so that `stop` need not wait for it
+        return worker
 
     def check(self) -> None:
         """Raise Stopped where the attempt was stopped."""
