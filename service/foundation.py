@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from sqlalchemy.exc import SQLAlchemyError
+
+from modelpress.errors import FailedPrecondition
 from service.config import Config
 from service.signing import Signer, load_or_create_signer
 from service.state.engine import open_database
@@ -26,8 +31,21 @@ def lay_foundation(config: Config, threads: Threads) -> Foundation:
 
     Raises ModelpressError with one sentence where one of them cannot be used.
     """
-    config.storage.data.mkdir(parents=True, exist_ok=True, mode=0o700)
-    engine = open_database(config.database_url)
-    store = ContentStore(config.store_url, scratch=config.scratch)
+    with _usable("storage.data", OSError):
+        config.storage.data.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _usable("storage.database_url", SQLAlchemyError, ImportError, OSError):
+        engine = open_database(config.database_url)
+    with _usable("storage.store_url", OSError):
+        store = ContentStore(config.store_url, scratch=config.scratch)
     signer = load_or_create_signer(config.storage.data, config.signing.key_file)
     return Foundation(config, store, Journal(engine), signer, threads)
+
+
+@contextmanager
+def _usable(field: str, *faults: type[Exception]) -> Iterator[None]:
+    """One sentence for the operator, who alone reads it; SQLAlchemy leaves passwords out of its messages."""
+    try:
+        yield
+    except faults as fault:
+        why = (str(fault).splitlines() or [type(fault).__name__])[0]
+        raise FailedPrecondition(f"{field} cannot be used: {why}", field=field) from fault

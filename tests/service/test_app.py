@@ -12,8 +12,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from modelpress.errors import FailedPrecondition
 from modelpress.v1 import artifacts_pb2 as pb
 from modelpress.v1 import capabilities_pb2
+from service.config import load_config
+from service.foundation import lay_foundation
+from service.threads import Threads
 from tests.service.wire import Drip, chunk, chunks, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -77,6 +81,24 @@ def test_a_taken_port_and_a_bad_configuration_are_one_sentence(server: Any, tmp_
     assert said.splitlines()[-1].startswith(f"modelpress: cannot listen on 127.0.0.1:{port}")
     (tmp_path / "c.toml").write_text("[server]\naddress = '0.0.0.0'\n")
     assert "reachable from other machines" in start_and_fail("--config", str(tmp_path / "c.toml"))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("data", "{folder}/file/data"),
+        ("database_url", "postgresql://modelpress:s3cret@127.0.0.1:9/modelpress"),
+        ("store_url", "{folder}/file/store"),
+    ],
+)
+def test_storage_that_cannot_be_used_is_one_sentence_without_the_password(
+    tmp_path: Path, field: str, value: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    storage = {"data": tmp_path / "data", field: value.format(folder=tmp_path)}
+    with pytest.raises(FailedPrecondition, match=rf"^storage\.{field} cannot be used: ") as caught:
+        lay_foundation(load_config(None, {}, {"storage": storage}), Threads(1))
+    assert "s3cret" not in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_drained_server_ends_streams_as_unavailable_and_keeps_their_bytes(
