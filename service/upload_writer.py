@@ -43,7 +43,7 @@ class UploadWriter:
 
     @property
     def received(self) -> int:
-        return self._received
+        return self.upload.size_bytes if self.upload.complete else self._received
 
     def append(self, offset: int, data: bytes, crc32c: int) -> None:
         """Take one chunk; an empty one only where all bytes are there and nothing but `finish` is missing.

@@ -54,7 +54,8 @@ def test_the_same_upload_is_returned_until_it_is_complete(wire: Any) -> None:
     wire.artifacts.WriteUpload(chunks(first.name, data))
     again = wire.artifacts.GetUpload(pb.GetUploadRequest(name=first.name))
     assert again.complete and again.received_bytes == 1000
-    assert wire.artifacts.WriteUpload(chunks(first.name, data)).complete
+    rewritten = wire.artifacts.WriteUpload(chunks(first.name, data))
+    assert rewritten.complete and rewritten.received_bytes == 1000
     held = wire.refused(lambda: wire.create_upload(data))
     assert (held.code, held.reason) == (CODE.ALREADY_EXISTS, "BLOB_EXISTS")
 
