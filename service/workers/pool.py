@@ -68,6 +68,10 @@ class Worker:
         self._handle = os.pidfd_open(_pid(process))
         self._lock = threading.Lock()
 
+    @property
+    def pid(self) -> int:
+        return _pid(self._process)
+
     def run(self, step: Step, checkpoint: Digest | None, listener: Listener) -> Answer:
         """Give it a step and wait for its answer. Raises WorkerDied."""
         self._send("run", {"step": step_to_json(step), "checkpoint": str(checkpoint) if checkpoint else None})
@@ -89,7 +93,7 @@ class Worker:
             raise self._died() from None
 
     def memory_bytes(self) -> int:
-        return memory_bytes(_pid(self._process))
+        return memory_bytes(self.pid)
 
     def stop(self) -> None:
         """End the process and all that it started: SIGTERM, a second later SIGKILL. Its checkpoints stay."""
@@ -125,7 +129,7 @@ class Worker:
     def _signal(self, number: signal.Signals) -> None:
         """To the process by its handle, which no other process can have, and to its group, which holds its children."""
         with suppress(ProcessLookupError):
-            os.killpg(_pid(self._process), number)
+            os.killpg(self.pid, number)
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._handle, number)
 

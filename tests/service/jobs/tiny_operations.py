@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from functools import partial
@@ -90,8 +92,14 @@ def look(task: Task) -> TaskResult:
     )
 
 
+def spawn(task: Task) -> TaskResult:
+    """Start a child process and wait for it."""
+    subprocess.run([sys.executable, "-c", "import time; time.sleep(60)"], check=True)
+    return TaskResult({})
+
+
 def operations() -> Mapping[str, Operation]:
-    functions = (write, measure, train, wait, crash, leave, refuse, stumble, allocate, look)
+    functions = (write, measure, train, wait, crash, leave, refuse, stumble, allocate, look, spawn)
     return {function.__name__: Operation(function, 1) for function in functions}
 
 
