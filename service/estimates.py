@@ -14,7 +14,7 @@ With activation checkpointing one layer keeps them and every layer its input (Ch
 
 The process grows by more than what is kept: temporaries, the teacher's pass, memory that the allocator does not give
 back. Growth between batches of 32 x 64 and 32 x 128 tokens, over that of the formula: 2.8 for Taylor pruning, 1.9 for
-recovery. The graph of quantization-aware training holds each tensor before and after its rounding: twice recovery's.
+recovery, 1.6 for quantization-aware training.
 
 `certain_bytes` leaves the activations out: less can never do. `peak_bytes` takes every batch at its longest.
 """
@@ -35,7 +35,7 @@ EVIDENCE_BYTES = 8 << 20
 """Predictions, figures, report and signatures."""
 TAYLOR_BATCH = 32
 TAYLOR_GROWTH = 3
-RECOVER_GROWTH = 2
+TRAINING_GROWTH = 2
 """Bytes that the process grows by for each byte of activations kept."""
 
 
@@ -79,8 +79,7 @@ def _activations(stage: Stage, base: Mapping[str, Any]) -> int:
     """Bytes that the stage's backward pass keeps; 0 where it has none."""
     if isinstance(stage, TrainingArguments):
         length = min(stage.max_length, base["max_positions"])
-        growth = 2 * RECOVER_GROWTH if isinstance(stage, Quantize) else RECOVER_GROWTH
-        return growth * _kept(stage.batch_size, length, base, checkpointing=stage.activation_checkpointing)
+        return TRAINING_GROWTH * _kept(stage.batch_size, length, base, checkpointing=stage.activation_checkpointing)
     if isinstance(stage, Prune) and stage.importance == "taylor":
         length = min(TrainingArguments().max_length, base["max_positions"])
         return TAYLOR_GROWTH * _kept(TAYLOR_BATCH, length, base, checkpointing=False)
