@@ -40,7 +40,7 @@ class TextOutput:
         self._results = _console(sys.stdout)
 
     def result(self, document: Any, text: RenderableType) -> None:
-        self._results.print(text)
+        self._results.print(text, soft_wrap=True)
 
     def error(self, error: ModelpressError) -> Exit:
         note(self.notes, f"error: {error.message}")

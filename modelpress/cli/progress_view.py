@@ -16,6 +16,8 @@ from modelpress.views import Event, Progress, StateChanged, StepFinished, StepSt
 
 PLAIN_INTERVAL_S = 10.0
 """Between two lines about the same step or transfer where nobody watches a bar."""
+UNSHOWN = ("seconds", "version")
+"""Figures of a step that its line says already, or that no person asks for."""
 
 
 class ProgressView(Protocol):
@@ -120,9 +122,14 @@ def describe(body: StateChanged | StepFinished | Warned) -> str:
         return f"warning: {body.message}"
     if isinstance(body, StateChanged):
         return f"conversion {body.state.value.lower()}"
-    figures = ", ".join(f"{name} {value:.4g}" for name, value in sorted(body.figures.items()))
+    figures = ", ".join(_figure(name, value) for name, value in sorted(body.figures.items()) if name not in UNSHOWN)
     how = "from the cache" if body.cached else f"in {body.seconds:.1f} s"
     return f"done {body.step} {how}" + (f": {figures}" if figures else "")
+
+
+def _figure(name: str, value: float) -> str:
+    """The unit stands in the name; bytes are shown as people read them."""
+    return f"{name.removesuffix('_bytes')} {size(round(value))}" if name.endswith("_bytes") else f"{name} {value:.4g}"
 
 
 def _detail(progress: Progress) -> str:

@@ -109,13 +109,11 @@ def conversion_text(conversion: Conversion) -> RenderableType:
     return facts_text(facts)
 
 
-def facts_text(facts: Mapping[str, Any]) -> Table:
+def facts_text(facts: Mapping[str, Any]) -> Text:
     """Name and value, one per line; what is empty is left out."""
-    table = Table.grid(padding=(0, 2))
-    for name, value in facts.items():
-        if value not in (None, "", [], {}):
-            table.add_row(name, printable(_plain(value)))
-    return table
+    shown = {name: _plain(value) for name, value in facts.items() if value not in (None, "", [], {})}
+    width = max(map(len, shown), default=0)
+    return printable("\n".join(f"{name:<{width}}  {value}" for name, value in shown.items()))
 
 
 def table_with(*columns: str) -> Table:
