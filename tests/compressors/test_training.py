@@ -214,11 +214,16 @@ def test_accumulating_batches_is_one_step_on_their_mean(task, tmp_path: Path) ->
 
 def test_activation_checkpointing_trains_the_same(task, tmp_path: Path) -> None:
     _, expected = train(task(), Desk(tmp_path / "plain"))
-    checkpointed = task()
-    enable_activation_checkpointing(checkpointed.student.module)
+    checkpointed, calls = task(), []
+    model = checkpointed.student.module
+    enable_activation_checkpointing(model)
+    model.get_submodule("bert.encoder.layer.0.intermediate.dense").register_forward_hook(
+        lambda *_: calls.append(torch.is_grad_enabled())
+    )
     _, state = train(checkpointed, Desk(tmp_path / "checkpointed"))
 
     assert_same(state, expected)
+    assert sum(calls) == 2 * ARGUMENTS.steps  # every batch: forward, and again in the backward pass
 
 
 def test_a_plain_module_that_returns_logits_can_be_a_student(examples, bert: Path, tmp_path: Path) -> None:
