@@ -285,7 +285,7 @@ class WriteUploadRequest(_message.Message):
     offset_bytes: _builtins.int
     """Position of the first byte of `data` in the blob."""
     data: _builtins.bytes
-    """1 byte to 2 MiB. Empty only for a blob of size 0."""
+    """1 byte to 2 MiB. Empty only where all bytes have arrived, e.g. for a blob of size 0."""
     crc32c: _builtins.int
     """CRC32C of `data`."""
     def __init__(
