@@ -2,11 +2,11 @@
 
 P: the base's parameters, 4 bytes each in float32. Copies of them that a step holds at its peak:
 
-    merge_lora 3    base, adapted model, what is written
-    prune      3    model, gradients (Taylor), what is written
-    recover    7    teacher, student, gradients, two AdamW moments, the best state, what is written
-    quantize   7    the same; post-training: 4
-    export     4    model, graph, its serialized form, what the runtime loads
+    merge_lora 2    the base, the merged model
+    prune      2    model, gradients (Taylor)
+    recover    5    teacher, student, gradients, two AdamW moments
+    quantize   5    the same; post-training: 2
+    export     3    model, graph, its serialized form
 
 Activations that a backward pass keeps, per layer and token, in float32 values: 8 hidden + 2 ffn + heads x length.
 Measured on a 6-layer BERT (hidden 384, FFN 1536, 12 heads) at 128 tokens: 7,814 values where the formula gives 7,680.
@@ -25,7 +25,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from modelpress.recipes import MergeLora, Prune, Quantize, Recover, Stage, TrainingArguments
+from modelpress.recipes import Export, Prune, Quantize, Recover, Stage, TrainingArguments
 from service.requests import ConversionRequest
 
 FLOAT_BYTES = 4
@@ -68,11 +68,9 @@ def storage_need(request: ConversionRequest, sizes: Iterable[int], base: Mapping
 
 
 def _copies(stage: Stage) -> int:
-    if isinstance(stage, Quantize):
-        return 7 if stage.scheme == "int8_qat" else 4
-    if isinstance(stage, Recover):
-        return 7
-    return 3 if isinstance(stage, (MergeLora, Prune)) else 4
+    if isinstance(stage, Recover) or (isinstance(stage, Quantize) and stage.scheme == "int8_qat"):
+        return 5
+    return 3 if isinstance(stage, Export) else 2
 
 
 def _activations(stage: Stage, base: Mapping[str, Any]) -> int:
