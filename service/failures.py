@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from modelpress.errors import InvalidRequest, ModelpressError, NotFound, OverLimit
+from modelpress.errors import FailedPrecondition, InvalidRequest, ModelpressError, NotFound, OverLimit
 
 
 class FailureKind(str, Enum):
@@ -48,6 +48,7 @@ class OutOfMemory(OverLimit):
 KINDS: Mapping[type[ModelpressError], FailureKind] = {
     InvalidRequest: FailureKind.INVALID_INPUT,
     NotFound: FailureKind.INVALID_INPUT,
+    FailedPrecondition: FailureKind.INVALID_INPUT,
     OutOfMemory: FailureKind.OUT_OF_MEMORY,
     OverLimit: FailureKind.NO_CAPACITY,
     ModelpressError: FailureKind.INTERNAL,

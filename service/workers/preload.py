@@ -12,8 +12,8 @@ import logging
 from service.workers.surroundings import clean_environment
 
 clean_environment()
-for _name in ("torchao", "torch.utils._pytree"):
-    logging.getLogger(_name).setLevel(logging.ERROR)  # they warn at every import, about nothing that is used here
+for _name in ("torchao", "torch.utils._pytree", "torch.onnx"):
+    logging.getLogger(_name).setLevel(logging.ERROR)  # they warn each time, about nothing that is used here
 
 import onnx  # noqa: E402, F401
 import onnxscript  # noqa: E402, F401

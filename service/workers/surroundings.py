@@ -18,10 +18,11 @@ SET: Mapping[str, str] = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
 """torchao asks `torch.cuda.is_available()` on import, which must not initialise CUDA before the fork; nothing is
-fetched from the network; cuBLAS is deterministic."""
+fetched from the network; logs have no progress bars; cuBLAS is deterministic."""
 
 _PR_SET_PDEATHSIG = 1
 

@@ -34,7 +34,6 @@ class TinyServer:
     """`environment` is for one start only: a restarted server runs undisturbed."""
 
     data: Path
-    module: str = "tests.service.jobs.tiny_server"
     process: subprocess.Popen[bytes] | None = None
     port: int = field(default_factory=free_port)
 
@@ -42,14 +41,18 @@ class TinyServer:
         """Start it and return its address once it can be called."""
         ready = self.data.with_suffix(".ready")
         ready.unlink(missing_ok=True)
-        command = [sys.executable, "-m", self.module, str(self.data), str(ready), str(self.port)]
         with self.log.open("ab") as sink:
-            self.process = subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, stdout=sink, stderr=sink)
+            self.process = subprocess.Popen(
+                self.command(ready), cwd=ROOT, env=os.environ | environment, stdout=sink, stderr=sink
+            )
         deadline = time.monotonic() + START_S
         while not ready.exists() and self.alive:
             assert time.monotonic() < deadline, self.log.read_text()
             time.sleep(0.02)
         return ready.read_text() if ready.exists() else ""
+
+    def command(self, ready: Path) -> list[str]:
+        return [sys.executable, "-m", "tests.service.jobs.tiny_server", str(self.data), str(ready), str(self.port)]
 
     @property
     def alive(self) -> bool:
@@ -70,6 +73,14 @@ class TinyServer:
         if self.process is not None:
             self.process.kill()
             self.process.wait(START_S)
+
+
+class RealServer(TinyServer):
+    """The service as people run it."""
+
+    def command(self, ready: Path) -> list[str]:
+        place = ["--data", str(self.data), "--port", str(self.port), "--ready-file", str(ready)]
+        return [sys.executable, "-m", "service", *place]
 
 
 def inputs(folder: Path) -> tuple[Path, Path]:
