@@ -45,7 +45,8 @@ class Folder:
     def json_object(self, entry: FileEntry, error: type[InvalidRequest], *, limit: int) -> dict[str, Any]:
         """A file that holds one JSON object; `error` names the file and what it holds instead."""
         if entry.size_bytes > limit:
-            raise error(f"{entry.path} has {entry.size_bytes} bytes: at most {limit} are read", field=entry.path)
+            sentence = f"{entry.path} has {entry.size_bytes} bytes: at most {limit} are read"
+            raise error(sentence, reason="BAD_JSON_FILE", field=entry.path)
         data = self.read(entry, 0, limit)
         try:
             return read_object(data)
@@ -76,8 +77,8 @@ def refuse_other_weights(folder: Folder, error: type[InvalidRequest]) -> None:
 
 _SENTENCES: Mapping[str, str] = {
     "PICKLE_FILE": (
-        "is a pickle, which can run code when loaded: save weights as safetensors "
-        "(`model.save_pretrained(folder)`, or a state_dict with `safetensors.torch.save_file`), leave other pickles out"
+        "is a pickle or an archive, which can run code when loaded: save weights as safetensors "
+        "(`model.save_pretrained(folder)`, or a state_dict with `safetensors.torch.save_file`), leave others out"
     ),
     "CODE_FILE": "is code, and code from an artifact is never run: leave it out",
     "UNSUPPORTED_WEIGHTS": "holds weights in a format that is not read: upload safetensors only",
