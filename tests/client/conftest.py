@@ -73,6 +73,20 @@ def start_server() -> Iterator[Callable[..., RunningServer]]:
         running.kill()
 
 
+@pytest.fixture(scope="module")
+def launch_server() -> Iterator[Callable[..., RunningServer]]:
+    """The same for a server that a whole module shares."""
+    started: list[RunningServer] = []
+
+    def start(data: Path, **environment: str) -> RunningServer:
+        started.append(launch(data, **environment))
+        return started[-1]
+
+    yield start
+    for running in started:
+        running.kill()
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     running = launch(tmp_path_factory.mktemp("client") / "data", **NO_WORKERS)
