@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from modelpress.datasets import LabelNames
 from modelpress.errors import InvalidDataset, InvalidModel
 from modelpress.evaluations import Evaluation
-from service.intake.columns import overlap
+from service.intake.columns import MAX_VALUES, overlap
 
 Facts = Mapping[str, Any]
 
@@ -67,7 +67,9 @@ def check_labels(dataset: Facts, evaluation: Evaluation, labels: Sequence[str], 
         if given != meant:
             warnings.append(f"{field}: label {given!r} is taken for the model's {meant!r}")
     if not column["values_complete"]:
-        _refuse(f"column {name!r} holds more different values than the model's {len(labels)} labels", field)
+        if len(labels) <= MAX_VALUES:
+            _refuse(f"column {name!r} holds more different values than the model's {len(labels)} labels", field)
+        warnings.append(f"{field}: column {name!r} has too many labels to check before they are read")
     if len(counts) == 1:
         warnings.append(f"{field}: every row has the label {next(iter(counts))!r}: one class says little about quality")
     return tuple(warnings)

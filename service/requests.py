@@ -109,7 +109,7 @@ class ConversionRequest:
         check_labels(self.labels)
         names = [adapter.name for adapter in self.adapters]
         check_names(names)
-        _ = self.evaluation, self.policy
+        _ = self.evaluation, self.policy  # parsed now, so that a request that exists has three valid texts
         check_adapters(self.recipe, names)
         check_training_data(self.recipe, self.train, self.validation)
 
