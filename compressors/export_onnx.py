@@ -158,6 +158,7 @@ def write_parity(source: Source, job: Job, *, folder: Path) -> int:
     inputs = dict(collate(examples, range(len(examples))).inputs)
     with torch.inference_mode():
         logits: Tensor = source.reference(*inputs.values())
+    folder.mkdir(parents=True, exist_ok=True)
     save_file({**inputs, "logits": logits.contiguous()}, folder / PARITY_FILE)
     return len(examples)
 

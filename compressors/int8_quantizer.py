@@ -116,7 +116,12 @@ def observe(prepared: GraphModule, batches: Iterable[tuple[Tensor, ...]]) -> Non
     prepared.apply(disable_fake_quant)
     with torch.no_grad():
         for inputs in batches:
-            prepared(*inputs)
+            try:
+                prepared(*inputs)
+            except AssertionError:  # torchao's, where a range is NaN
+                for site in sites(prepared):
+                    _check_finite(site)
+                raise
     fix_ranges(prepared)
 
 

@@ -17,7 +17,7 @@ from compressors.folders import companion_files, load_model
 from compressors.registry import COMPRESSORS
 from compressors.stages import Adapter, Data, Job, SilentMonitor
 from modelpress.manifests import Manifest, scan_folder
-from modelpress.recipes import MergeLora, Prune, Recover
+from modelpress.recipes import Export, MergeLora, Prune, Quantize, Recover
 from modelpress.reports import StageRecord
 
 
@@ -35,6 +35,11 @@ METHODS: Mapping[str, Method] = {
     "recover": Method(
         Recover(steps=12, batch_size=16, checkpoint_every=4, learning_rate=2e-3), needs=("data", "teacher")
     ),
+    # It touches modules whose codes are not what model.safetensors holds, so the law on named tensors is not its own.
+    "quantize": Method(
+        Quantize(steps=4, batch_size=16, checkpoint_every=2), needs=("data", "teacher"), writes_safetensors=False
+    ),
+    "export": Method(Export(), needs=("data",), writes_safetensors=False),
 }
 SAFETENSORS = [name for name, method in METHODS.items() if method.writes_safetensors]
 
