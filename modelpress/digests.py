@@ -1,7 +1,7 @@
 """Digests: what names every blob, manifest and artifact.
 
-    >>> str(digest_bytes(b""))
-    'sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855'
+>>> str(digest_bytes(b""))
+'sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855'
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class Digest:
 
     def __post_init__(self) -> None:
         if not _PATTERN.fullmatch(self.text):
-            raise InvalidRequest(f"digest {self.text[:80]!r} is not 'sha256:' and 64 lower-case hex digits", field="digest")
+            raise InvalidRequest(
+                f"digest {self.text[:80]!r} is not 'sha256:' and 64 lower-case hex digits", field="digest"
+            )
 
     @property
     def hex(self) -> str:

@@ -1,8 +1,8 @@
 """Manifests: a folder of files as a sorted list of path, size and digest; its own digest names the artifact.
 
-    >>> manifest = Manifest((FileEntry("config.json", 2, digest_bytes(b"{}")),))
-    >>> Manifest.from_json(manifest.to_json()) == manifest
-    True
+>>> manifest = Manifest((FileEntry("config.json", 2, digest_bytes(b"{}")),))
+>>> Manifest.from_json(manifest.to_json()) == manifest
+True
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class FileEntry:
     def __post_init__(self) -> None:
         check_relative_path(self.path)
         if self.size_bytes < 0:
-            raise InvalidRequest(f"size of {self.path!r} is {self.size_bytes}: it must be >= 0", field="manifest.files.size_bytes")
+            raise InvalidRequest(
+                f"size of {self.path!r} is {self.size_bytes}: it must be >= 0", field="manifest.files.size_bytes"
+            )
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,9 @@ class Manifest:
         if not self.files:
             raise InvalidRequest("the manifest is empty: an artifact has at least one file", field="manifest.files")
         if len(self.files) > MAX_FILES:
-            raise InvalidRequest(f"the manifest has {len(self.files)} files: at most {MAX_FILES} are allowed", field="manifest.files")
+            raise InvalidRequest(
+                f"the manifest has {len(self.files)} files: at most {MAX_FILES} are allowed", field="manifest.files"
+            )
         object.__setattr__(self, "files", tuple(sorted(self.files)))
         paths = {entry.path for entry in self.files}
         if len(paths) != len(self.files):
@@ -79,7 +83,9 @@ class Manifest:
         for path in paths:
             blocked = next((str(p) for p in PurePosixPath(path).parents if str(p) in paths), None)
             if blocked:
-                raise InvalidRequest(f"the manifest has {blocked!r} both as a file and as a folder", field="manifest.files")
+                raise InvalidRequest(
+                    f"the manifest has {blocked!r} both as a file and as a folder", field="manifest.files"
+                )
 
     @cached_property
     def digest(self) -> Digest:
@@ -91,7 +97,8 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """The canonical form: what `digest` is the SHA-256 of."""
-        return canonical_json({"files": [{"path": f.path, "size_bytes": f.size_bytes, "digest": str(f.digest)} for f in self.files]})
+        files = [{"path": f.path, "size_bytes": f.size_bytes, "digest": str(f.digest)} for f in self.files]
+        return canonical_json({"files": files})
 
     @staticmethod
     def from_json(data: bytes) -> Manifest:
@@ -119,7 +126,8 @@ def _regular_files(folder: Path) -> list[Path]:
         for name in [*folders, *names]:
             path = Path(root, name)
             if path.is_symlink() or not (path.is_dir() or path.is_file()):
-                raise InvalidRequest(f"{path.relative_to(folder).as_posix()!r} is a link or a special file: put a regular file there")
+                shown = path.relative_to(folder).as_posix()
+                raise InvalidRequest(f"{shown!r} is a link or a special file: put a regular file there")
         found += [Path(root, name) for name in names]
     return found
 

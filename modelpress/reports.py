@@ -53,7 +53,7 @@ class CurvePoint(Document):
 
     step: int
     loss: float
-    held_out: dict[str, float] = {}
+    held_out: dict[str, float] = Field(default_factory=dict)
     """Figures on the held-out split at this step, e.g. `kl`, `accuracy`, `flips`."""
 
 
@@ -68,11 +68,11 @@ class StageRecord(Document):
     """Names of the tensors or modules that it changed."""
     kept_float: tuple[str, ...] = ()
     """For quantization: operators of the runtime's optimised graph that still compute in float."""
-    before: dict[str, float] = {}
+    before: dict[str, float] = Field(default_factory=dict)
     """Figures on the held-out split before the stage."""
-    after: dict[str, float] = {}
+    after: dict[str, float] = Field(default_factory=dict)
     curve: tuple[CurvePoint, ...] = ()
-    details: dict[str, Any] = {}
+    details: dict[str, Any] = Field(default_factory=dict)
     """Facts of this method, e.g. `parameters_before`, `max_abs_logit_difference`."""
     warnings: tuple[str, ...] = ()
     seconds: float = 0.0

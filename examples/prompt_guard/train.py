@@ -15,11 +15,10 @@ import time
 from pathlib import Path
 
 import torch
+from assets import LABELS, MAX_LENGTH
 from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-from assets import LABELS, MAX_LENGTH, build
 
 SEED = 0
 RANK = 16
@@ -53,7 +52,8 @@ def accuracy(model: torch.nn.Module, tokenizer, texts: list[str], labels: list[i
     order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
     for start in range(0, len(order), 64):
         part = order[start : start + 64]
-        inputs = tokenizer([texts[i] for i in part], truncation=True, max_length=MAX_LENGTH, padding=True, return_tensors="pt")
+        chosen = [texts[i] for i in part]
+        inputs = tokenizer(chosen, truncation=True, max_length=MAX_LENGTH, padding=True, return_tensors="pt")
         predicted = model(**inputs).logits.argmax(-1).tolist()
         right += sum(p == labels[i] for p, i in zip(predicted, part, strict=True))
     return right / len(texts)
@@ -64,9 +64,8 @@ def train(data: Path, output: Path) -> None:
     torch.manual_seed(SEED)
     tokenizer = AutoTokenizer.from_pretrained(data / "baseline")
     base = AutoModelForSequenceClassification.from_pretrained(data / "baseline")
-    config = LoraConfig(
-        r=RANK, lora_alpha=2 * RANK, target_modules=["query", "value"], modules_to_save=["classifier"], task_type="SEQ_CLS"
-    )
+    targets = {"target_modules": ["query", "value"], "modules_to_save": ["classifier"]}
+    config = LoraConfig(r=RANK, lora_alpha=2 * RANK, task_type="SEQ_CLS", **targets)
     model = get_peft_model(base, config)
     texts, labels = read_split(data / "train/train.jsonl")
     encoded = tokenizer(texts, truncation=True, max_length=MAX_LENGTH)["input_ids"]
