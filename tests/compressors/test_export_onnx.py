@@ -139,7 +139,7 @@ def test_batch_and_length_are_free(fp32: Exported, rows: int, tokens: int) -> No
 
 def test_one_token_too_many_is_an_error(int8: Exported, fp32: Exported) -> None:
     for exported in (int8, fp32):
-        with pytest.raises(Exception, match="Add|broadcast"):
+        with pytest.raises(Exception, match=r"Add|broadcast"):
             exported.logits(*batch(1, POSITIONS + 1))
 
 

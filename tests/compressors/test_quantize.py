@@ -27,7 +27,7 @@ def job(bert: Path, data: Data, tmp_path: Path) -> Job:
     return Job(model=bert, output=tmp_path / "output", seed=3, data=data, teacher=bert)
 
 
-class Interrupted(Exception):
+class StoppedError(Exception):
     pass
 
 
@@ -42,7 +42,7 @@ class Keeper(SilentMonitor):
         self.folder.mkdir()
         write(self.folder)
         if step == self.stop_at:
-            raise Interrupted
+            raise StoppedError
 
     def checkpoint(self) -> Path | None:
         return self.folder if self.folder.exists() else None
@@ -67,7 +67,7 @@ def test_the_written_folder_rebuilds_the_graph_that_was_measured(job: Job, data:
 def test_a_run_resumed_from_its_checkpoint_ends_with_the_same_bytes(job: Job, tmp_path: Path) -> None:
     whole = quantize.run(QAT, job, SilentMonitor())
     resumed = replace(job, output=tmp_path / "resumed")
-    with pytest.raises(Interrupted):
+    with pytest.raises(StoppedError):
         quantize.run(QAT, resumed, Keeper(tmp_path / "checkpoint", stop_at=4))
     assert quantize.run(QAT, resumed, Keeper(tmp_path / "checkpoint", stop_at=None)) == whole
     for name in ("model.safetensors", RANGES, SETTINGS):
