@@ -764,7 +764,9 @@ class WatchConversionResponse(_message.Message):
 
     @_builtins.property
     def progress(self) -> Global___Progress:
-        """A step moved on. Between two other events only the newest of these is kept."""
+        """A step moved on. Between two other events only the newest of these is kept: while nothing else happens, it is
+        sent again under the same number each time that the step moves on.
+        """
 
     @_builtins.property
     def step_finished(self) -> Global___StepFinished:

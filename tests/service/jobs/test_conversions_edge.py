@@ -191,7 +191,7 @@ def test_artifacts_that_do_not_exist_or_are_of_another_kind_are_refused(client, 
     missing = "artifacts/sha256:" + "0" * 64
     with pytest.raises(NotFound, match=r"inputs\.base is"):
         client.create_conversion(ConversionRequest(sent.documents, base=missing, evaluation=sent.evaluation))
-    with pytest.raises(InvalidRequest, match="name a dataset"):
+    with pytest.raises(InvalidRequest, match="kind DATASET"):
         client.create_conversion(ConversionRequest(sent.documents, base=sent.base, evaluation=sent.base))
 
 
