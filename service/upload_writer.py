@@ -20,6 +20,7 @@ from service.state.uploads import Upload
 
 MAX_CHUNK_BYTES = 2 << 20
 SYNC_EVERY_BYTES = 64 << 20
+WRITE_BYTES = 256 << 10  # ext4 on Linux 6.18 needs 10 times as long for aligned writes of 2 MiB: it makes huge pages
 
 
 class UploadWriter:
@@ -143,4 +144,4 @@ class UploadWriter:
 def _write_all(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(descriptor, view) :]
+        view = view[os.write(descriptor, view[:WRITE_BYTES]) :]
