@@ -112,6 +112,9 @@ class Recover(TrainingArguments):
     """Train the pruned model against the unpruned one (distillation)."""
 
     method: Literal["recover"] = "recover"
+    steps: int = Field(default=100, ge=0, le=1_000_000)
+    batch_size: int = Field(default=64, ge=1, le=4096)
+    hidden_state_weight: float = Field(default=10.0, ge=0)
 
 
 class Quantize(TrainingArguments):
