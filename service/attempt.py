@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from modelpress.errors import ModelpressError
 from modelpress.manifests import ArtifactKind
@@ -101,13 +102,12 @@ class Attempt:
     def _run(self) -> None:
         with conversion_context(self.lease.conversion):
             try:
-                self._finish(self._pipeline.run(self._seated()))
+                result = self._result(self._pipeline.run(self._seated()))
+                self._settle(partial(self._finish, result))
             except Stopped:
                 _log.info("attempt stopped", extra={"fields": {"attempt": self._conversion.attempt}})
-            except LostLease as error:
-                _log.warning("attempt lost its lease", extra={"fields": {"why": error.message}})
             except Exception as error:  # noqa: BLE001 - whatever it was, the conversion must not stay RUNNING
-                self._fail(error)
+                self._settle(partial(self._fail, error))
             finally:
                 self._station.close()
 
@@ -121,28 +121,40 @@ class Attempt:
         self._desk = Desk(conversion, seat, self._tools)
         return self._desk
 
-    def _finish(self, publication: Publication) -> None:
+    def _result(self, publication: Publication) -> Result:
         self._station.check()
         manifest = self._tools.store.manifest(publication.output)
         output = Artifact(ArtifactKind.REPORT, manifest, {}, self._tools.journal.clock())
+        return Result(output, publication.verdict, publication.reused_from)
+
+    def _settle(self, write: Callable[[], None]) -> None:
+        """Write an outcome. Where a cancel was asked for just before, that is the outcome.
+
+        Where the lease is another's, or even this fails, nothing is written: a lease that runs out is requeued.
+        """
+        try:
+            try:
+                write()
+            except LostLease:
+                self._leases.cancelled(self.lease)
+        except LostLease as error:
+            _log.warning("attempt lost its lease", extra={"fields": {"why": error.message}})
+        except Exception:  # noqa: BLE001 - the thread must end in order
+            _log.exception("the outcome of an attempt could not be written")
+
+    def _finish(self, result: Result) -> None:
         fault_point("attempt.finish.before")
-        self._leases.finish(self.lease, Result(output, publication.verdict, publication.reused_from))
+        self._leases.finish(self.lease, result)
         fault_point("attempt.finish.after")
-        _log.info("conversion finished", extra={"fields": {"verdict": publication.verdict.value}})
+        _log.info("conversion finished", extra={"fields": {"verdict": result.verdict.value}})
         settings = self._tools.pool.settings
         Checkpoints(settings.store_url, self.lease.conversion, scratch=settings.scratch).clear()
 
     def _fail(self, error: Exception) -> None:
-        """Write what the error means for the conversion; where that fails too, the lease runs out: it is requeued."""
-        try:
-            if isinstance(error, WorkerDied) and not self._died_of_memory():
-                self._worker_died(error)
-            else:
-                self._leases.fail(self.lease, self._failure(error))
-        except LostLease as lost:
-            _log.warning("attempt lost its lease", extra={"fields": {"why": lost.message}})
-        except Exception:  # noqa: BLE001 - the thread must end in order
-            _log.exception("the outcome of an attempt could not be written")
+        if isinstance(error, WorkerDied) and not self._died_of_memory():
+            self._worker_died(error)
+        else:
+            self._leases.fail(self.lease, self._failure(error))
 
     def _failure(self, error: Exception) -> Failure:
         if isinstance(error, WorkerDied):
@@ -175,12 +187,7 @@ class Attempt:
         with conversion_context(self.lease.conversion):
             _log.info("stopping", extra={"fields": {"cause": cause.value}})
             self._station.stop(cause)
-            try:
-                _OUTCOMES[cause](self)
-            except LostLease as error:
-                _log.warning("attempt lost its lease", extra={"fields": {"why": error.message}})
-            except Exception:  # noqa: BLE001 - the lease runs out, and it is requeued
-                _log.exception("the outcome of an attempt could not be written")
+            self._settle(partial(_OUTCOMES[cause], self))
 
     def _cancelled(self) -> None:
         self._leases.cancelled(self.lease)

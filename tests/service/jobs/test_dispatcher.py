@@ -197,6 +197,17 @@ def test_cancel_is_heeded_while_the_pipeline_itself_is_busy(workshop, new):
     assert shop.dispatcher.running == 1
 
 
+@pytest.mark.parametrize("operation", ["measure", "refuse", "leave"])
+def test_a_cancel_in_the_last_moment_wins_over_every_other_outcome(workshop, new, operation):
+    def pipeline(desk):
+        shop.conversions.cancel("default", desk.conversion.id)
+        return one(operation)(desk)
+
+    shop = workshop(pipeline)
+    cancelled = shop.wait(shop.conversions.create(new()))
+    assert (cancelled.state, cancelled.output, cancelled.attempt) == (State.CANCELLED, None, 1)
+
+
 def test_a_cancelled_conversion_keeps_its_checkpoint_for_a_retry(workshop, new):
     results = []
 

@@ -11,7 +11,7 @@ from service.failures import NEXT_ACTION, FailureKind, OutOfMemory, failure_of
 
 
 def test_every_kind_is_on_the_wire_and_says_what_to_do_next():
-    on_the_wire = {name.removeprefix("FAILURE_KIND_") for name in pb.FailureKind.keys()} - {"UNSPECIFIED"}
+    on_the_wire = {name.removeprefix("FAILURE_KIND_") for name, _ in pb.FailureKind.items()} - {"UNSPECIFIED"}
     assert {kind.value for kind in FailureKind} == on_the_wire
     assert set(NEXT_ACTION) == set(FailureKind)
 
