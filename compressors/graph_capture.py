@@ -64,7 +64,7 @@ def capture(model: Any) -> torch.fx.GraphModule:
     with known_warnings():
         program = torch.export.export(
             LogitsOnly(model.eval()).eval(),
-            tuple(example_inputs(model.config).values()),
+            tuple(value.to(model.device) for value in example_inputs(model.config).values()),
             dynamic_shapes=dynamic_shapes(model.config),
         )
         return program.module()

@@ -48,6 +48,8 @@ def _integer_gemm(graph: ir.Graph, node: ir.Node) -> bool:
         return False
     if {dequantized_inputs.op_type, dequantized_weight.op_type} != {"DequantizeLinear"}:
         return False
+    if node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 1:
+        return False
     last, bias = _bias_of(node)
     output = last.outputs[0]
     terms = [inputs, weight]

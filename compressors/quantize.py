@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from compressors.batches import Examples, collate, shuffled_batches
-from compressors.distillation import held_out_figures, logits_forward, model_forward, predict
+from compressors.distillation import Forward, held_out_figures, logits_forward, model_forward, predict
 from compressors.embedding_tables import RowCodes, snap_tables
 from compressors.folders import load_model, load_tokenizer, read_config, untied_state, write_folder
 from compressors.graph_capture import PREFIX, capture, input_names
@@ -38,21 +38,26 @@ def run(arguments: Quantize, job: Job, monitor: Monitor) -> StageRecord:
     Raises InvalidRecipe without data, without a teacher for QAT, or for an `ignore` that matches nothing or all;
     InvalidModel where a range is not finite.
     """
-    data = _data(job)
+    data = _data(arguments, job)
     model = load_model(job.model, device=job.device)
     settings = choose(model, arguments)
     train, held_out = _examples(data, job, model.config, max_length=arguments.max_length)
     teacher = model_forward(_teacher(arguments, job, model))
     reference_NC = predict(teacher, held_out, device=job.device)
-    before = held_out_figures(reference_NC, predict(model_forward(model), held_out, device=job.device), held_out)
 
+    def figures(forward: Forward) -> dict[str, float]:
+        return held_out_figures(reference_NC, predict(forward, held_out, device=job.device), held_out)
+
+    before = figures(model_forward(model))
     graph = calibrated(model, settings, _calibration_inputs(train, arguments, job))
     student = logits_forward(graph)
-    start = held_out_figures(reference_NC, predict(student, held_out, device=job.device), held_out)
-    result = None
-    if arguments.scheme == "int8_qat":
+    if arguments.scheme == "int8_ptq":
+        result = _untrained(figures(student))
+    else:
+        # On CUDA too: autocast would round what the grid has rounded already.
+        exact = arguments.model_copy(update={"mixed_precision": "float32"})
         task = Distillation(
-            Student(graph, student), teacher, train, held_out, arguments=arguments, seed=job.seed, device=job.device
+            Student(graph, student), teacher, train, held_out, arguments=exact, seed=job.seed, device=job.device
         )
         result = distil(task, monitor)
     write(graph, settings, model=model, source=job.model, output=job.output)
@@ -62,14 +67,9 @@ def run(arguments: Quantize, job: Job, monitor: Monitor) -> StageRecord:
         version=VERSION,
         touched=(*settings.linears, *settings.embeddings),
         before=before,
-        after=result.after if result else start,
-        curve=result.curve if result else (),
-        details={
-            "calibrated": start,
-            "data": data.provenance,
-            **_details(settings),
-            **(result.details if result else {}),
-        },
+        after=result.after,
+        curve=result.curve,
+        details={"calibrated": result.before, "data": data.provenance, **_details(settings), **result.details},
         warnings=_warnings(arguments, result),
     )
 
@@ -118,7 +118,12 @@ def _prepared(model: Any, settings: QuantizationSettings) -> GraphModule:
     return prepare(capture(model), modules=settings.linears)
 
 
-def _data(job: Job) -> Data:
+def _data(arguments: Quantize, job: Job) -> Data:
+    """The job's data; refuses what only a float model can do."""
+    if arguments.mixed_precision == "bfloat16":
+        raise InvalidRecipe("quantize trains on its INT8 grid in float32: set it to auto", field="mixed_precision")
+    if arguments.activation_checkpointing:
+        raise InvalidRecipe("quantize cannot recompute activations: set it to false", field="activation_checkpointing")
     if job.data is None:
         raise InvalidRecipe("quantize needs training data: add a training dataset to the request", field="quantize")
     return job.data
@@ -159,8 +164,15 @@ def _details(settings: QuantizationSettings) -> dict[str, Any]:
     }
 
 
-def _warnings(arguments: Quantize, result: TrainingResult | None) -> tuple[str, ...]:
-    found = list(result.warnings) if result else []
-    if result and not result.best_step:
-        found.append(f"no look in {arguments.steps} steps was better than the calibrated start, which is kept")
-    return tuple(found)
+def _untrained(figures: dict[str, float]) -> TrainingResult:
+    """The result of post-training quantization: what was calibrated is what is kept."""
+    return TrainingResult(before=figures, after=figures, curve=(), best_step=0, details={}, warnings=())
+
+
+def _warnings(arguments: Quantize, result: TrainingResult) -> tuple[str, ...]:
+    if arguments.scheme == "int8_ptq" or result.best_step:
+        return result.warnings
+    return (
+        *result.warnings,
+        f"no look in {arguments.steps} steps was better than the calibrated start, which is kept",
+    )

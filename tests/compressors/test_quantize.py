@@ -110,6 +110,8 @@ def test_ignored_modules_and_float_tables_are_left_out(job: Job) -> None:
     [
         (QAT, "data", "needs training data"),
         (QAT, "teacher", "needs a teacher"),
+        (QAT.model_copy(update={"mixed_precision": "bfloat16"}), "", "in float32"),
+        (QAT.model_copy(update={"activation_checkpointing": True}), "", "cannot recompute"),
         (PTQ.model_copy(update={"ignore": ("lm_head",)}), "", "'lm_head' matches no linear layer"),
         (PTQ.model_copy(update={"ignore": ("re:.*",)}), "", "leaves no linear layer"),
     ],
