@@ -96,11 +96,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 class CuttingProxy:
-    """Forwards TCP to `target`. With `cut_after_bytes` set, cuts every connection once that much went one way."""
+    """Forwards TCP to `target`. `cut_up_at` and `cut_down_at`: total bytes of that way, towards the server or back,
+    that are not reached; what would reach them is dropped and every connection is cut, once."""
 
     def __init__(self, target: str) -> None:
         self.target = target
-        self.cut_after_bytes: int | None = None
+        self.cut_up_at = self.cut_down_at = math.inf
         self.up_bytes = self.down_bytes = 0
         self.cuts = 0
         self._open: list[socket.socket] = []
@@ -132,18 +133,19 @@ class CuttingProxy:
                 client.close()
                 continue
             self._open += [client, upstream]
-            for way in ((client, upstream, "up_bytes"), (upstream, client, "down_bytes")):
+            for way in ((client, upstream, "up"), (upstream, client, "down")):
                 threading.Thread(target=self._forward, args=way, daemon=True).start()
 
-    def _forward(self, source: socket.socket, sink: socket.socket, counter: str) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket, way: str) -> None:
+        counter, limit = f"{way}_bytes", f"cut_{way}_at"
         with suppress(OSError):
             while data := source.recv(1 << 16):
-                sink.sendall(data)
-                setattr(self, counter, getattr(self, counter) + len(data))
-                if self.cut_after_bytes is not None and getattr(self, counter) >= self.cut_after_bytes:
-                    self.cut_after_bytes = None
+                if getattr(self, counter) + len(data) > getattr(self, limit):
+                    setattr(self, limit, math.inf)
                     self.cuts += 1
                     self.cut()
+                sink.sendall(data)
+                setattr(self, counter, getattr(self, counter) + len(data))
         for end in (source, sink):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

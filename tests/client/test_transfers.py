@@ -70,7 +70,7 @@ def test_what_the_server_holds_is_not_sent_again(server, folder, proxy):
 
 def test_an_upload_goes_on_where_it_was_cut(server, folder, proxy, patient):
     source, between = folder(3, large_bytes=24 * MIB), proxy(server)
-    between.cut_after_bytes = 14 * MIB
+    between.cut_up_at = 14 * MIB
     with Client(between.address, retry_policy=patient) as client:
         name = client.upload_folder(source, ArtifactKind.DATASET)
     assert between.cuts == 1
@@ -128,7 +128,7 @@ def test_a_download_goes_on_where_it_was_cut(server, folder, proxy, patient, tmp
     source, between = folder(6, large_bytes=24 * MIB), proxy(server)
     with Client(server.address) as client:
         name = client.upload_folder(source, ArtifactKind.DATASET)
-    between.cut_after_bytes = 14 * MIB
+    between.cut_down_at = 14 * MIB
     with Client(between.address, retry_policy=patient) as client:
         client.download(name, tmp_path / "back")
     assert between.cuts == 1
@@ -140,7 +140,7 @@ def test_a_download_that_gave_up_is_completed_by_the_next_one(server, folder, pr
     source, between, back = folder(7, large_bytes=24 * MIB), proxy(server), tmp_path / "back"
     with Client(server.address) as client:
         name = client.upload_folder(source, ArtifactKind.DATASET)
-        between.cut_after_bytes = 14 * MIB
+        between.cut_down_at = 14 * MIB
         impatient = RetryPolicy(stream_patience_s=0.0)
         with Client(between.address, retry_policy=impatient) as other, pytest.raises(Unavailable):
             other.download(name, back)

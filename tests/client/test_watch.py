@@ -121,7 +121,7 @@ def test_an_answer_that_was_lost_is_asked_for_again_and_queues_once(server, prox
     with Client(server.address) as client, Client(between.address, retry_policy=patient) as cut_off:
         request = request_for(client, labels={"test": "lost-answer"})
         cut_off.capabilities()
-        between.cut_after_bytes = between.up_bytes + 100
+        between.cut_down_at = between.down_bytes + 1
         made = cut_off.create_conversion(request)
         assert between.cuts == 1
         assert [found.name for found in client.list(labels={"test": "lost-answer"})] == [made.name]
@@ -143,16 +143,22 @@ def test_cancel_and_retry_ask_for_the_state_that_was_seen(server, request_for):
         client.cancel(made.name)
 
 
-def test_a_call_that_must_not_be_repeated_is_not(server, proxy, request_for):
-    between = proxy(server)
-    with Client(server.address) as client, Client(between.address, retry_policy=RetryPolicy()) as cut_off:
+def test_only_what_is_safe_is_tried_again_when_the_server_is_gone(server, proxy, request_for):
+    between, pauses = proxy(server), []
+    policy = RetryPolicy(call_patience_s=1.0, sleep=pauses.append)
+    with Client(server.address) as client, Client(between.address, retry_policy=policy) as cut_off:
         made = client.create_conversion(request_for(client))
         cut_off.get(made.name)
-        between.cut_after_bytes = between.up_bytes + 1
+        between.target = "127.0.0.1:1"
+        between.cut()
+        for call in (cut_off.cancel, cut_off.retry):
+            with pytest.raises(Unavailable):
+                call(made.name)
+        assert pauses == []
         with pytest.raises(Unavailable):
-            cut_off.cancel(made.name)
-        assert between.cuts == 1
-        assert cut_off.get(made.name).state in (ConversionState.QUEUED, ConversionState.CANCELLED)
+            cut_off.get(made.name)
+        assert pauses
+        client.cancel(made.name)
 
 
 def test_a_list_goes_over_its_pages_in_order(server, request_for, monkeypatch):
