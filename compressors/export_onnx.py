@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 import torch
 from onnx_ir.passes import common as passes
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule
 
-from compressors.batches import Examples, collate, encode, spread
 from compressors.embedding_tables import RowCodes
-from compressors.folders import CONFIG, companion_files, load_model, load_tokenizer
+from compressors.folders import CONFIG, companion_files, load_model
 from compressors.graph_capture import PREFIX, capture, dynamic_shapes, example_inputs, input_names, known_warnings
-from compressors.int8_quantizer import convert, exact_sums, sites
-from compressors.measuring import MAX_LENGTH, random_examples
+from compressors.int8_quantizer import convert, sites
 from compressors.onnx_graph import gather_before_dequantizing, integer_gemms
 from compressors.onnx_inspection import OptimisedGraph, check_shapes, inspect
+from compressors.parity_reference import exact_sums, write_parity
 from compressors.quantize import rebuild
 from compressors.quantized_folder import is_quantized, shipped_companions
 from compressors.row_flattening import flatten_rows
@@ -37,8 +35,6 @@ from modelpress.reports import StageRecord
 VERSION = 1
 MODEL_FILE = "model.onnx"
 DATA_FILE = "model.onnx.data"
-PARITY_FILE = "parity.safetensors"
-PARITY_ROWS = 128
 MAX_FILE_BYTES = 2_000_000_000
 """A protobuf message ends at 2 GiB: larger weights go to a file beside the model."""
 
@@ -58,7 +54,9 @@ class Source:
 def run(arguments: Export, job: Job, monitor: Monitor) -> StageRecord:
     """Write `model.onnx`, config.json and every companion file; the parity reference goes to `job.evidence`."""
     source = open_source(job.model)
-    parity_rows = write_parity(source, job, folder=job.evidence) if job.evidence is not None else 0
+    parity_rows = (
+        write_parity(source.reference, source.config, job, folder=job.evidence) if job.evidence is not None else 0
+    )
     model = to_onnx(source, opset=arguments.opset)
     rewrites = rewrite(model, source.tables)
     file = save(model, job.output)
@@ -147,27 +145,6 @@ def copy_companions(source: Path, output: Path) -> None:
     for name in (CONFIG, *names):
         (output / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, output / name)
-
-
-def write_parity(source: Source, job: Job, *, folder: Path) -> int:
-    """Write inputs and the torch model's logits for the evaluators' parity check; the number of rows.
-
-    The rows are held-out texts, evenly spaced, padded to the longest of them; without data, seeded random tokens.
-    """
-    examples = replace(_parity_examples(source.config, job), input_names=input_names(source.config))
-    inputs = dict(collate(examples, range(len(examples))).inputs)
-    with torch.inference_mode():
-        logits: Tensor = source.reference(*inputs.values())
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file({**inputs, "logits": logits.contiguous()}, folder / PARITY_FILE)
-    return len(examples)
-
-
-def _parity_examples(config: Any, job: Job) -> Examples:
-    if job.data is None:
-        return random_examples(config, seed=job.seed)
-    texts = encode(job.data.held_out, load_tokenizer(job.model), config=config, max_length=MAX_LENGTH)
-    return spread(texts, limit=PARITY_ROWS)
 
 
 def _weight_files(folder: Path) -> tuple[str, ...]:

@@ -15,13 +15,12 @@ Ranges are fixed before training starts: training moves the weights on the grid 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule, Node
 from torchao.quantization.pt2e import (
     FakeQuantize,
@@ -173,21 +172,6 @@ def convert(prepared: GraphModule) -> GraphModule:
     with known_warnings():
         converted: GraphModule = convert_pt2e(prepared)
     return converted
-
-
-def exact_sums(converted: GraphModule) -> GraphModule:
-    """A copy whose linear layers add in FP64 and round once, as integer kernels do: their int32 sums are exact."""
-    with known_warnings():
-        copied = copy.deepcopy(converted)
-    for node in linear_nodes(copied):
-        node.target = _linear_in_fp64
-    copied.recompile()
-    return copied
-
-
-def _linear_in_fp64(inputs: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    bias = None if bias_O is None else bias_O.double()
-    return nn.functional.linear(inputs.double(), weight_OI.double(), bias).float()
 
 
 def sites(prepared: GraphModule) -> tuple[Site, ...]:

@@ -12,7 +12,6 @@ from compressors.int8_quantizer import (
     WEIGHT_CODE_MAX,
     bias_codes,
     convert,
-    exact_sums,
     linear_nodes,
     load_ranges,
     observe,
@@ -20,6 +19,7 @@ from compressors.int8_quantizer import (
     ranges,
     sites,
 )
+from compressors.parity_reference import exact_sums
 from modelpress.errors import InvalidModel
 
 QUERY, POOLER = "bert.encoder.layer.0.attention.self.query", "bert.pooler.dense"
