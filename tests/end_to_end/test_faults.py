@@ -46,6 +46,8 @@ class Ending:
     model_digest: str
     figures: str
     finished: tuple[str, ...]
+    cached: tuple[str, ...]
+    """The steps that an equal request would take from the cache."""
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +98,8 @@ def convert(client: Client, inputs: Path, output: Path) -> Ending:
     client.download(done.output, output)
     report = json.loads((output / "report.json").read_text())
     finished = tuple(body.step for body in bodies if isinstance(body, StepFinished))
-    return Ending(report["model_digest"], json.dumps(timeless(report), sort_keys=True), finished)
+    figures = json.dumps(timeless(report), sort_keys=True)
+    return Ending(report["model_digest"], figures, finished, client.estimate(request).cached_steps)
 
 
 def timeless(value: Any) -> Any:
@@ -114,6 +117,12 @@ def undisturbed(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Endin
         return survive(server, inputs, folder / "output")
     finally:
         server.kill()
+
+
+@pytest.mark.slow
+def test_the_undisturbed_run_finishes_every_step_once_and_leaves_them_all_in_the_cache(undisturbed):
+    assert undisturbed.cached == undisturbed.finished
+    assert len(set(undisturbed.finished)) == len(undisturbed.finished) == 11
 
 
 @pytest.mark.slow
