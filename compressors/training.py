@@ -10,8 +10,8 @@ is short and the teacher's soft targets regularise it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -35,6 +35,7 @@ from compressors.checkpoints import (
 from compressors.distillation import Forward, distillation_loss, gives_hidden_states, held_out_figures, predict
 from compressors.optimization import MAX_GRADIENT_NORM, autocast, learning_rate, make_optimizer
 from compressors.stages import Data, Monitor, Progress
+from compressors.standing import Standing
 from modelpress.canonical import canonical_json
 from modelpress.digests import digest_bytes
 from modelpress.errors import InvalidRecipe
@@ -112,19 +113,6 @@ class TrainingResult:
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Standing:
-    """Where a run stands after `step` steps: the part of its state that is plain values."""
-
-    step: int
-    best_step: int
-    before: Mapping[str, float]
-    best: Mapping[str, float]
-    curve: tuple[CurvePoint, ...] = ()
-    pending: tuple[float, ...] = ()
-    """Losses since the last point of the curve."""
-
-
 def distil(task: Distillation, monitor: Monitor) -> TrainingResult:
     """Train the student, resuming from `monitor.checkpoint()`; leave it with the weights of its best look.
 
@@ -164,7 +152,7 @@ class _Trainer:
         self.reference = predict(task.teacher, task.held_out, device=task.device)
         before = self.measure()
         self.best_state = trained_state(task.student.module)
-        self.standing = _Standing(step=0, best_step=0, before=before, best=before)
+        self.standing = Standing.at_start(before)
 
     def measure(self) -> dict[str, float]:
         with autocast(self.task.arguments, self.task.device):
@@ -188,53 +176,32 @@ class _Trainer:
         self._check_finite(norm, "gradient norm")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        pending = (*standing.pending, sum(losses) / len(losses))
-        self.standing = replace(standing, step=standing.step + 1, pending=pending)
-        if self.standing.step % max(1, arguments.steps // CURVE_POINTS) == 0:
-            self._add_point({})
+        points_every = max(1, arguments.steps // CURVE_POINTS)
+        self.standing = standing.after_step(sum(losses) / len(losses), points_every=points_every)
 
     def look(self) -> None:
         """Measure the held-out split, and keep the student's state where it is the best so far."""
-        figures, standing = self.measure(), self.standing
-        if figures["kl"] < standing.best["kl"]:
+        self.standing = self.standing.after_look(self.measure())
+        if self.standing.best_step == self.standing.step:
             self.best_state = trained_state(self.task.student.module)
-            self.standing = replace(standing, best_step=standing.step, best=figures)
-        self._add_point(figures)
 
     def progress(self) -> Progress:
-        standing = self.standing
-        loss = standing.pending[-1] if standing.pending else standing.curve[-1].loss
-        return Progress(step=standing.step, steps=self.task.arguments.steps, loss=loss, figures=dict(standing.best))
+        standing, steps = self.standing, self.task.arguments.steps
+        return Progress(step=standing.step, steps=steps, loss=standing.loss, figures=dict(standing.best))
 
     def checkpoint(self) -> Checkpoint:
-        standing, module = self.standing, self.task.student.module
-        tensors = grouped(weights=trained_state(module), best=self.best_state, rng=random_states(self.task.device))
-        facts = {
-            "identity": self.task.identity,
-            "step": standing.step,
-            "best_step": standing.best_step,
-            "before": dict(standing.before),
-            "best": dict(standing.best),
-            "curve": [point.model_dump() for point in standing.curve],
-            "pending": list(standing.pending),
-        }
-        return Checkpoint(tensors | optimizer_tensors(self.optimizer, self.task.student.parameters), facts)
+        weights = trained_state(self.task.student.module)
+        tensors = grouped(weights=weights, best=self.best_state, rng=random_states(self.task.device))
+        moments = optimizer_tensors(self.optimizer, self.task.student.parameters)
+        return Checkpoint(tensors | moments, {"identity": self.task.identity, "standing": self.standing.to_json()})
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        facts = checkpoint.facts
         load_trained_state(self.task.student.module, checkpoint.group("weights"))
         load_optimizer(self.optimizer, self.task.student.parameters, checkpoint)
         load_random_states(checkpoint.group("rng"), device=self.task.device)
         self.best_state = checkpoint.group("best")
-        self.order = self._order(first=facts["step"] * self.task.arguments.gradient_accumulation)
-        self.standing = _Standing(
-            step=facts["step"],
-            best_step=facts["best_step"],
-            before=facts["before"],
-            best=facts["best"],
-            curve=tuple(CurvePoint(**point) for point in facts["curve"]),
-            pending=tuple(facts["pending"]),
-        )
+        self.standing = Standing.from_json(checkpoint.facts["standing"])
+        self.order = self._order(first=self.standing.step * self.task.arguments.gradient_accumulation)
 
     def finish(self) -> TrainingResult:
         """Put the best state back and say how the run went."""
@@ -274,19 +241,8 @@ class _Trainer:
                 field="learning_rate",
             )
 
-    def _add_point(self, held_out: dict[str, float]) -> None:
-        """Close the losses since the last point into one; a look right after a point is added to that point."""
-        standing = self.standing
-        *earlier, last = standing.curve or (None,)
-        if last is not None and not standing.pending:
-            point, kept = CurvePoint(step=last.step, loss=last.loss, held_out=held_out), tuple(earlier)
-        else:
-            mean = sum(standing.pending) / len(standing.pending)
-            point, kept = CurvePoint(step=standing.step, loss=mean, held_out=held_out), standing.curve
-        self.standing = replace(standing, curve=(*kept, point), pending=())
 
-
-def _details(task: Distillation, standing: _Standing) -> dict[str, Any]:
+def _details(task: Distillation, standing: Standing) -> dict[str, Any]:
     rows = task.arguments.steps * task.arguments.gradient_accumulation * task.arguments.batch_size
     return {
         "best_step": standing.best_step,
