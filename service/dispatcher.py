@@ -108,7 +108,8 @@ class Dispatcher:
         self._thread.join(grace_s)
         deadline = time.monotonic() + grace_s
         for attempt in self._attempts:
-            attempt.stop(Stop.DRAINED)
+            if not attempt.ended:
+                attempt.stop(Stop.DRAINED)
         while time.monotonic() < deadline and not all(attempt.ended for attempt in self._attempts):
             time.sleep(0.02)
 

@@ -19,7 +19,7 @@ IMPATIENT = RetryPolicy(call_patience_s=0.3, stream_patience_s=0.3, max_delay_s=
 NOT_ON_THE_TINY_PATH = ("publication.store.before", "publication.store.after")
 """Passed by the real pipeline only: tests/end_to_end visits them."""
 TINY_POINTS = tuple(point for point in POINTS if point not in NOT_ON_THE_TINY_PATH)
-SAMPLE = 3
+SAMPLE = 2
 """Points of the everyday suite; another choice each time that the list of points changes."""
 
 
