@@ -10,7 +10,7 @@ from modelpress.client import Client
 from modelpress.connection import Connection, Endpoint
 from modelpress.digests import digest_bytes
 from modelpress.downloads import PARTIAL
-from modelpress.errors import DataLoss, DigestMismatch, FailedPrecondition, NotFound, Unavailable
+from modelpress.errors import DataLoss, DigestMismatch, FailedPrecondition, ModelpressError, NotFound, Unavailable
 from modelpress.manifests import ArtifactKind, FileEntry, scan_folder
 from modelpress.retries import RetryPolicy
 from modelpress.transfers import Meter, upload_blob
@@ -101,8 +101,11 @@ def test_two_clients_that_send_the_same_at_once_both_succeed(server, folder, pat
     source, names = folder(5, large_bytes=16 * MIB), []
 
     def send():
-        with Client(server.address, retry_policy=patient) as client:
-            names.append(client.upload_folder(source, ArtifactKind.DATASET))
+        try:
+            with Client(server.address, retry_policy=patient) as client:
+                names.append(client.upload_folder(source, ArtifactKind.DATASET))
+        except ModelpressError as fault:
+            names.append(repr(fault))
 
     threads = [threading.Thread(target=send) for _ in range(3)]
     for thread in threads:
