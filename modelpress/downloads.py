@@ -14,6 +14,7 @@ from modelpress.connection import Connection
 from modelpress.digests import digest_file
 from modelpress.errors import FailedPrecondition, InvalidRequest
 from modelpress.manifests import FileEntry, Manifest
+from modelpress.output import REPORT
 from modelpress.transfers import Meter, download_blob
 from modelpress.views import TransferProgress
 
@@ -41,6 +42,15 @@ def download_files(
         shutil.rmtree(partial)
     except OSError as error:
         raise InvalidRequest(f"cannot write to {str(folder)!r}: {error.strerror}") from None
+
+
+def check_folder(folder: Path) -> None:
+    """Raise FailedPrecondition where `folder` can hold no output, so that nobody waits for one in vain.
+
+    A folder with an output in it, or a part of one, passes here: `download_files` knows whether it is the same.
+    """
+    if folder.is_dir() and any(folder.iterdir()) and not ((folder / PARTIAL).is_dir() or (folder / REPORT).is_file()):
+        raise FailedPrecondition(f"{str(folder)!r} holds other files: name a new or empty folder")
 
 
 def _fetch(connection: Connection, entry: FileEntry, folder: Path, meter: Meter) -> None:

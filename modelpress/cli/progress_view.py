@@ -121,7 +121,7 @@ def describe(body: StateChanged | StepFinished | Warned) -> str:
     if isinstance(body, Warned):
         return f"warning: {body.message}"
     if isinstance(body, StateChanged):
-        return f"conversion {body.state.value.lower()}"
+        return f"conversion {body.state.value.lower()}" + (f": {body.verdict.value}" if body.verdict else "")
     figures = ", ".join(_figure(name, value) for name, value in sorted(body.figures.items()) if name not in UNSHOWN)
     how = "from the cache" if body.cached else f"in {body.seconds:.1f} s"
     return f"done {body.step} {how}" + (f": {figures}" if figures else "")

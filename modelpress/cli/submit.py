@@ -54,6 +54,10 @@ def submit(options: SubmitOptions, output: Output) -> Exit:
     if options.detach and options.output:
         raise InvalidRequest("--output needs the verdict, which --detach does not wait for: leave one of them out")
     submission = read_submission(options)
+    if options.output:
+        from modelpress.downloads import check_folder
+
+        check_folder(options.output)
     with open_client(options) as client:
         request = _upload(submission, client, output)
         conversion = client.create_conversion(request, request_id=options.request_id or None)

@@ -120,6 +120,14 @@ def test_a_fault_is_found_before_anything_is_sent(submit, inputs, arguments, sen
     assert err.count("\n") == 1
 
 
+def test_an_output_folder_with_other_files_is_found_before_anything_is_sent(submit, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/notes.txt").write_text("x")
+    code, out, err = submit("--output", "mine", "--address", NOBODY)
+    assert (code, out) == (Exit.WRONG_STATE, "")
+    assert "'mine' holds other files" in err
+
+
 def test_a_base_that_is_no_model_is_refused(submit, inputs):
     code, _, err = submit("--address", NOBODY, base=inputs / "eval")
     assert (code, "BASE" in err, err.count("\n")) == (Exit.INVALID_REQUEST, True, 1)

@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from modelpress.cli.progress_view import LiveView, PlainView, duration, progress_view, show_event, show_transfer, size
+from modelpress.reports import Verdict
 from modelpress.views import (
     ConversionState,
     Event,
@@ -27,6 +28,7 @@ EVENTS = (
         "compress/2-prune", 12.34, False, "sha256:0", {"accuracy": 0.95123, "seconds": 12.3, "peak_memory_bytes": 496e6}
     ),
     StepFinished("evaluate", 0.0, True, "", {}),
+    StateChanged(ConversionState.SUCCEEDED, None, Verdict.REJECTED),
     None,
 )
 
@@ -51,6 +53,7 @@ def test_a_log_has_one_plain_line_per_thing_that_happened(plain):
         "warning: 7 texts were cut\N{REPLACEMENT CHARACTER}[31m",
         "done compress/2-prune in 12.3 s: accuracy 0.9512, peak_memory 496.0 MB",
         "done evaluate from the cache",
+        "conversion succeeded: REJECTED",
     ]
 
 
