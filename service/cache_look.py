@@ -12,7 +12,7 @@ from service.store import ContentStore
 from service.workers.probe import WorkerFacts
 
 
-class _NotCached(LookupError):  # noqa: N818 - it ends the walk and is no fault
+class _NotCached(LookupError):
     """The walk ends here: what follows depends on a result that nobody has."""
 
 

@@ -31,7 +31,7 @@ STOP_S = 1.0
 """Between SIGTERM and SIGKILL."""
 
 
-class WorkerDied(InternalError):  # noqa: N818 - named as the errors of modelpress.errors are
+class WorkerDied(InternalError):
     """The process ended without an answer. `cause` says how, e.g. `killed by signal 9 (SIGKILL)`."""
 
     reason = "WORKER_DIED"
