@@ -115,7 +115,7 @@ class Recover(TrainingArguments):
     steps: int = Field(default=100, ge=0, le=1_000_000)
     batch_size: int = Field(default=64, ge=1, le=4096)
     learning_rate: float = Field(default=1e-4, gt=0, le=1)
-    hidden_state_weight: float = Field(default=100.0, ge=0)
+    hidden_state_weight: float = Field(default=300.0, ge=0)
 
 
 class Quantize(TrainingArguments):
