@@ -53,8 +53,16 @@ class AttemptLimits:
 
 
 class Attempt:
+    """`on_end` is called once its slot is free, so that what waits in the queue starts at once."""
+
     def __init__(
-        self, claim: tuple[Lease, Conversion], tools: Tools, pipeline: Pipeline, limits: AttemptLimits
+        self,
+        claim: tuple[Lease, Conversion],
+        tools: Tools,
+        pipeline: Pipeline,
+        limits: AttemptLimits,
+        *,
+        on_end: Callable[[], None],
     ) -> None:
         self.lease, self._conversion = claim
         self._tools = tools
@@ -65,6 +73,8 @@ class Attempt:
         self._station = Station(self._open_worker)
         self._desk: Desk | None = None
         self._stopping: threading.Thread | None = None
+        self._on_end = on_end
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"attempt-{self.lease.conversion}", daemon=True)
 
     def start(self) -> None:
@@ -73,7 +83,7 @@ class Attempt:
     @property
     def ended(self) -> bool:
         """True when its outcome is written and its worker and scratch folder are gone."""
-        return not self._thread.is_alive() and not (self._stopping and self._stopping.is_alive())
+        return self._over.is_set() and not (self._stopping and self._stopping.is_alive())
 
     def watch(self) -> None:
         """Renew the lease and enforce the limits; called a few times a second."""
@@ -100,6 +110,13 @@ class Attempt:
             self._stopping.start()
 
     def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            self._over.set()
+            self._on_end()
+
+    def _work(self) -> None:
         with conversion_context(self.lease.conversion):
             try:
                 result = self._result(self._pipeline.run(self._seated()))

@@ -170,9 +170,9 @@ class Dispatcher:
             if claim is None:
                 return
             fault_point("dispatcher.claim.after")
-            attempt = Attempt(claim, tools, self._main_path, self._settings.limits)
-            self._attempts.append(attempt)
+            attempt = Attempt(claim, tools, self._main_path, self._settings.limits, on_end=self.wake)
             attempt.start()
+            self._attempts.append(attempt)
 
 
 def open_dispatcher(
