@@ -74,7 +74,9 @@ def current() -> dict[str, dict[str, object]]:
 def test_a_changed_source_raises_its_version():
     recorded = json.loads(RECORDED.read_text())
     now = current()
-    stale = [m for m in now if now[m]["sources"] != recorded[m]["sources"] and now[m]["version"] == recorded[m]["version"]]
+    stale = [
+        m for m in now if now[m]["sources"] != recorded[m]["sources"] and now[m]["version"] == recorded[m]["version"]
+    ]
     assert not stale, f"sources of {stale} changed: raise VERSION where results may change, then run this file"
     assert now == recorded, "run this file to record the new versions"
 
