@@ -5,8 +5,8 @@
 #   docker run -p 8471:8471 -v modelpress-data:/data -v ./modelpress.toml:/etc/modelpress/modelpress.toml:ro modelpress
 
 FROM python:3.11-slim-bookworm AS build
-# A package index with CPU builds of torch, where the default one serves CUDA builds.
-ARG TORCH_INDEX_URL=""
+# The default index serves CUDA builds of torch, which are gigabytes larger. Empty: only the default index.
+ARG TORCH_INDEX_URL="https://download.pytorch.org/whl/cpu"
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /app
 RUN python -m venv /venv && /venv/bin/python -m pip install --upgrade "pip>=25.1"
@@ -17,7 +17,8 @@ COPY modelpress ./modelpress
 RUN /venv/bin/python -m pip install -c constraints.txt . --group cpu
 
 FROM python:3.11-slim-bookworm
-RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin modelpress \
+RUN groupadd --system --gid 10001 modelpress \
+    && useradd --system --uid 10001 --gid 10001 --home-dir /data --shell /usr/sbin/nologin modelpress \
     && install -d -o modelpress -g modelpress -m 0700 /data
 COPY --from=build /venv /venv
 WORKDIR /app
@@ -26,7 +27,8 @@ COPY evaluators ./evaluators
 COPY service ./service
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 \
     MODELPRESS_STORAGE_DATA=/data
-USER modelpress
+# By number, so that Kubernetes can see that it is not root.
+USER 10001:10001
 VOLUME /data
 EXPOSE 8471
 STOPSIGNAL SIGTERM
