@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -23,6 +21,7 @@ from modelpress.policies import read_policy
 from modelpress.reports import Report
 from service import report_rows as rows
 from service.pictures import confusion_picture, curve_picture, kl_picture, latency_picture, size_picture
+from service.report_facts import fact_text, facts, operator_counts
 from service.svg import short
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -73,7 +72,9 @@ def _environment() -> Environment:
         percent=rows.percent,
         size_text=rows.size_text,
         duration=_duration,
-        fact=_fact,
+        facts=facts,
+        fact_text=fact_text,
+        operator_counts=operator_counts,
         curve=lambda stage: curve_picture(stage.curve, stage.method),
         stage_figures=rows.stage_figures,
         touched_groups=rows.touched_groups,
@@ -83,18 +84,3 @@ def _environment() -> Environment:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 90 else f"{seconds / 60:.1f} min"
-
-
-def _fact(value: Any) -> str:
-    """One detail or argument of a stage, for people."""
-    if value is None:
-        return "none"
-    if isinstance(value, (bool, str)):
-        return str(value)
-    if isinstance(value, int):
-        return f"{value:,}" if abs(value) >= 10_000 else str(value)
-    if isinstance(value, float):
-        return short(value)
-    if isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value):
-        return ", ".join(value) or "none"
-    return json.dumps(value, ensure_ascii=False, sort_keys=True)
