@@ -180,7 +180,7 @@ def curve_picture(curve: Sequence[CurvePoint], method: str) -> Markup:
         parts += [tag("circle", cx=across.at(s), cy=down.at(kl), r=3.5, class_="look") for s, kl in looks]
         parts += [text(WIDTH - 40, down.at(tick) + 4, short(tick)) for tick in down.ticks()]
         parts.append(text(WIDTH - 4, 9, "held-out KL, nats", anchor="end", class_="note"))
-        parts.append(tag("circle", cx=WIDTH - 100, cy=5, r=3.5, class_="look"))
+        parts.append(tag("circle", cx=WIDTH - 110, cy=5, r=3.5, class_="look"))
     parts += [text(across.at(tick), 166, short(tick), anchor="middle") for tick in across.ticks(5)]
     parts.append(text(WIDTH / 2, 182, "step", anchor="middle", class_="note"))
     ends = f"from {short(losses[0][1])} to {short(losses[-1][1])} in {curve[-1].step} steps"
