@@ -13,10 +13,8 @@ from time import perf_counter
 from benchmarks.tiny import WEIGHTS
 from modelpress import Client
 from modelpress.manifests import ArtifactKind
+from modelpress.pieces import pieces
 from modelpress.views import TransferProgress
-
-PIECE_BYTES = 256 << 10
-"""Larger aligned writes are slower on some kernels: the floor is the fastest that this machine has."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +51,13 @@ def measure_round(client: Client, model: Path, scratch: Path) -> Round:
 
 def keep(data: bytes, file: Path) -> float:
     """Seconds to hash, write and sync bytes that are in memory."""
-    view = memoryview(data)
 
     def work() -> None:
         sha256 = hashlib.sha256()
         with file.open("wb", buffering=0) as sink:
-            for offset in range(0, len(view), PIECE_BYTES):
-                sha256.update(view[offset : offset + PIECE_BYTES])
-                sink.write(view[offset : offset + PIECE_BYTES])
+            for piece in pieces(data):
+                sha256.update(piece)
+                sink.write(piece)
             os.fsync(sink.fileno())
 
     seconds = timed(work)

@@ -18,6 +18,7 @@ from modelpress.connection import Connection
 from modelpress.digests import CHUNK_BYTES, Digest
 from modelpress.errors import AlreadyExists, Conflict, DataLoss, DigestMismatch, InvalidRequest, ModelpressError
 from modelpress.manifests import FileEntry
+from modelpress.pieces import pieces
 from modelpress.retries import Patience
 from modelpress.v1 import artifacts_pb2
 from modelpress.views import TransferProgress
@@ -181,7 +182,7 @@ class _Sink:
             raise DataLoss(f"the server sent bytes of another place of {self._entry.path!r}")
         if google_crc32c.value(data) != message.crc32c:
             raise DataLoss(f"a chunk of {self._entry.path!r} arrived damaged (CRC32C): fetch it again")
-        self._file.write(data)
+        self._file.writelines(pieces(data))
         self._hash(data)
 
     def _hash(self, data: bytes) -> None:

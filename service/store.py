@@ -20,6 +20,7 @@ from pathlib import Path
 from modelpress.digests import CHUNK_BYTES, Digest
 from modelpress.errors import DataLoss, InvalidRequest, NotFound, OverLimit
 from modelpress.manifests import FileEntry, Manifest, check_relative_path, scan_folder
+from modelpress.pieces import pieces
 from service.blobs import open_blobs, storage_errors
 from service.faults import fault_point
 
@@ -129,7 +130,7 @@ class ContentStore:
         with os.fdopen(os.open(target, _NEW_FILE, 0o600), "wb") as sink:
             for chunk in self.read(entry.digest):
                 sha256.update(chunk)
-                sink.write(chunk)
+                sink.writelines(pieces(chunk))
         if sha256.hexdigest() != entry.digest.hex:
             target.unlink()
             raise _corrupt(entry.digest, entry.path)
@@ -141,7 +142,7 @@ def _write(file: Path, chunks: Iterable[bytes]) -> Digest:
     with os.fdopen(os.open(file, _NEW_FILE, 0o600), "wb") as sink:
         for chunk in chunks:
             sha256.update(chunk)
-            sink.write(chunk)
+            sink.writelines(pieces(chunk))
         sink.flush()
         fault_point("store.put.unsynced")
         os.fsync(sink.fileno())

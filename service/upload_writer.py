@@ -14,13 +14,13 @@ import google_crc32c
 
 from modelpress.digests import CHUNK_BYTES
 from modelpress.errors import Conflict, DigestMismatch, InvalidRequest, OverLimit
+from modelpress.pieces import pieces
 from service.blobs import storage_errors
 from service.faults import fault_point
 from service.state.uploads import Upload
 
 MAX_CHUNK_BYTES = 2 << 20
 SYNC_EVERY_BYTES = 64 << 20
-WRITE_BYTES = 256 << 10  # ext4 on Linux 6.18 needs 10 times as long for aligned writes of 2 MiB: it makes huge pages
 
 
 class UploadWriter:
@@ -142,6 +142,6 @@ class UploadWriter:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view[:WRITE_BYTES]) :]
+    for piece in pieces(data):
+        while piece:
+            piece = piece[os.write(descriptor, piece) :]  # noqa: PLW2901 - what is left of it
