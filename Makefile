@@ -70,7 +70,7 @@ bench: $(INSTALLED) $(ASSETS) ## Measure; B=NAME for one benchmark
 	$(BIN)/python -m benchmarks $(B)
 
 schema: $(INSTALLED) ## Write docs/report.schema.json from the types
-	$(BIN)/python -m service.report_schema docs/report.schema.json
+	$(BIN)/python -m service.report.schema docs/report.schema.json
 
 clean: ## Remove what was built
 	rm -rf build demo-output dist $(VENV)

@@ -17,9 +17,9 @@ from modelpress.gates import decide
 from modelpress.recipes import MergeLora
 from modelpress.reports import DriftReport, EvaluationReport
 from service.desk import Desk
-from service.evidence import assemble_drift, assemble_evaluation, assemble_report, sources
 from service.plan import Plan, PlannedStage, make_plan
 from service.publication import Publication, publish
+from service.report.evidence import assemble_drift, assemble_evaluation, assemble_report, sources
 from service.requests import AdapterRequest
 from service.steps import Step, StepResult
 

@@ -41,7 +41,7 @@ from modelpress.reports import Report, Verdict
 from modelpress.verification import verify_folder
 from service.desk import Desk
 from service.faults import fault_point
-from service.report_page import render_page
+from service.report.page import render_page
 
 
 @dataclass(frozen=True)

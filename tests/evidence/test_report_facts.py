@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.report_facts import fact_text, facts, operator_counts
+from service.report.facts import fact_text, facts, operator_counts
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ import pytest
 
 from modelpress.digests import digest_bytes
 from modelpress.reports import CurvePoint, Metric, Report
-from service.pictures import confusion_picture, gate_picture, kl_picture
-from service.report_page import TEMPLATES, render_page
-from service.report_rows import touched_groups
-from service.svg import Axis, short
+from service.report.page import TEMPLATES, render_page
+from service.report.pictures import confusion_picture, gate_picture, kl_picture
+from service.report.rows import touched_groups
+from service.report.svg import Axis, short
 from tests.evidence import samples
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -178,7 +178,7 @@ def luminance(colour: str) -> float:
 
 def test_the_page_needs_no_torch_and_no_numpy():
     program = (
-        "import sys; import service.report_page, service.publication; "
+        "import sys; import service.report.page, service.publication; "
         "print([m for m in ('torch', 'numpy', 'onnxruntime', 'transformers', 'matplotlib') if m in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -11,14 +11,14 @@ import pytest
 from modelpress.digests import digest_bytes
 from modelpress.reports import Report
 from service.publication import report_json
-from service.report_schema import report_schema
+from service.report.schema import report_schema
 from tests.evidence import samples
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "report.schema.json"
 
 
 def test_the_published_schema_is_what_the_types_say():
-    assert SCHEMA.read_text() == report_schema(), "run: python -m service.report_schema docs/report.schema.json"
+    assert SCHEMA.read_text() == report_schema(), "run: python -m service.report.schema docs/report.schema.json"
 
 
 @pytest.mark.parametrize("name", list(samples.CASES))

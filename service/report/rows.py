@@ -12,8 +12,8 @@ from markupsafe import Markup
 from modelpress.gate_results import WORDINGS
 from modelpress.policies import Policy
 from modelpress.reports import GateResult, Interval, LatencyRow, Metric, Report, StageRecord
-from service.pictures import gate_picture
-from service.svg import short
+from service.report.pictures import gate_picture
+from service.report.svg import short
 
 NO_GATE = "none"
 TITLES = {"flips": "Flips", "kl_mean": "KL, mean", "kl_p99": "KL, 99th percentile", "parity": "Parity"}

@@ -1,6 +1,6 @@
 """Write the JSON Schema of `report.json`, made from the types.
 
-python -m service.report_schema docs/report.schema.json
+python -m service.report.schema docs/report.schema.json
 """
 
 from __future__ import annotations

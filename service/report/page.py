@@ -19,10 +19,10 @@ from modelpress import __version__
 from modelpress.output import APPROVAL_EXPLAINED
 from modelpress.policies import read_policy
 from modelpress.reports import Report
-from service import report_rows as rows
-from service.pictures import confusion_picture, curve_picture, kl_picture, latency_picture, size_picture
-from service.report_facts import fact_text, facts, operator_counts
-from service.svg import short
+from service.report import rows
+from service.report.facts import fact_text, facts, operator_counts
+from service.report.pictures import confusion_picture, curve_picture, kl_picture, latency_picture, size_picture
+from service.report.svg import short
 
 TEMPLATES = Path(__file__).parent / "templates"
 

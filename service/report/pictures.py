@@ -9,7 +9,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from modelpress.reports import CurvePoint, Footprint, GateResult, Histogram, LatencyRow, QualityReport
-from service.svg import WIDTH, Axis, bar, join, line, picture, short, tag, text
+from service.report.svg import WIDTH, Axis, bar, join, line, picture, short, tag, text
 
 MAX_NUMBERED_CLASSES = 12
 LABEL_CHARACTERS = 14

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from service.svg import short
+from service.report.svg import short
 
 LONG_CHARACTERS = 120
 _OPERATOR = re.compile(r"\((\w+)\)$")

@@ -1,0 +1,1 @@
+"""The report: from step results to `report.json` and to the page for people."""
