@@ -32,7 +32,7 @@ from modelpress.manifests import ArtifactKind
 from modelpress.reports import Metric
 from modelpress.requests import AdapterInput, ConversionRequest, Documents
 from modelpress.views import StepFinished
-from service.store import ContentStore
+from service.storage.store import ContentStore
 
 EXAMPLE = ROOT / "examples/prompt_guard"
 ASSETS = ROOT / "build/prompt_guard"

@@ -17,11 +17,11 @@ from service.edge.interceptors import EdgeInterceptor
 from service.edge.server import EdgeServer
 from service.edge.services import conversions_servicer, registrations
 from service.foundation import Foundation, lay_foundation
-from service.garbage import GarbageCollector, collecting
 from service.identity import Doorkeeper
 from service.state.uploads import UploadRepository
+from service.storage.garbage import GarbageCollector, collecting
+from service.storage.uploads import UploadDesk, UploadLimits
 from service.threads import Threads
-from service.uploads import UploadDesk, UploadLimits
 
 DispatcherOf = Callable[..., Dispatcher]
 """With the parameters of `service.dispatcher.open_dispatcher`."""

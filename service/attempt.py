@@ -16,7 +16,6 @@ from functools import partial
 
 from modelpress.errors import ModelpressError
 from modelpress.manifests import ArtifactKind
-from service.checkpoints import Checkpoints
 from service.desk import ClaimedConversion, Desk, Seat, Tools
 from service.failures import Failure, FailureKind, OutOfMemory, failure_of
 from service.faults import fault_point
@@ -27,6 +26,7 @@ from service.state.artifacts import Artifact
 from service.state.conversions import Conversion
 from service.state.leases import Lease, Leases, Result
 from service.state.states import LostLease, State
+from service.storage.checkpoints import Checkpoints
 from service.workers.limits import NEAR
 from service.workers.pool import Worker, WorkerDied
 from service.workers.station import Station, Stop, Stopped

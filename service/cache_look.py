@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from service import pipeline
-from service.checkpoints import is_whole
 from service.plan import make_plan
 from service.requests import ConversionRequest
 from service.state.steps import Steps
 from service.steps import Step, StepResult
-from service.store import ContentStore
+from service.storage.checkpoints import is_whole
+from service.storage.store import ContentStore
 from service.workers.probe import WorkerFacts
 
 

@@ -17,7 +17,6 @@ from modelpress import errors
 from modelpress.digests import Digest
 from modelpress.errors import InternalError, ModelpressError
 from modelpress.reports import Environment
-from service.checkpoints import Checkpoints, is_whole
 from service.failures import OutOfMemory
 from service.faults import fault_point
 from service.progress import Position, ProgressTeller
@@ -27,7 +26,8 @@ from service.state.events import Journal
 from service.state.leases import Lease
 from service.state.steps import StepKey, Steps
 from service.steps import Step, StepResult
-from service.store import ContentStore
+from service.storage.checkpoints import Checkpoints, is_whole
+from service.storage.store import ContentStore
 from service.workers.pool import Listener, WorkerDied, WorkerPool
 from service.workers.probe import WorkerFacts
 from service.workers.station import Station

@@ -23,7 +23,7 @@ from service.signing import Signer
 from service.state.engine import is_sqlite
 from service.state.events import Journal
 from service.state.leases import Leases
-from service.store import ContentStore
+from service.storage.store import ContentStore
 from service.workers.pool import PoolSettings, WorkerPool
 from service.workers.probe import probe
 from service.workers.station import Stop

@@ -13,7 +13,7 @@ from service.config import Config
 from service.signing import Signer, load_or_create_signer
 from service.state.engine import open_database
 from service.state.events import Journal
-from service.store import ContentStore
+from service.storage.store import ContentStore
 from service.threads import Threads
 
 

@@ -23,9 +23,9 @@ from service.edge.transfers import receive, send
 from service.identity import current_caller
 from service.state.artifacts import Artifact, ArtifactRepository, Summary
 from service.state.uploads import Upload
-from service.store import ContentStore
+from service.storage.store import ContentStore
+from service.storage.uploads import UploadDesk
 from service.threads import Threads
-from service.uploads import UploadDesk
 
 Inspector = Callable[[ArtifactKind, Manifest, ContentStore], dict[str, Any]]
 """Reads what an artifact is from its files, or refuses it: `service.intake.inspect_artifact`."""

@@ -18,8 +18,8 @@ from modelpress.v1 import capabilities_pb2_grpc as rpc
 from service.config import Config
 from service.edge.context import Context
 from service.signing import Signer
+from service.storage.upload_writer import MAX_CHUNK_BYTES
 from service.threads import Threads
-from service.upload_writer import MAX_CHUNK_BYTES
 from service.workers.probe import WorkerFacts
 
 RUNTIMES = ("onnxruntime", "onnxruntime-gpu")

@@ -18,7 +18,7 @@ from service.edge.names import resource_id
 from service.identity import current_caller
 from service.state.conversions import Conversion, Conversions
 from service.state.states import State
-from service.store import ContentStore
+from service.storage.store import ContentStore
 from service.threads import Threads
 
 MAX_DOCUMENT_BYTES = 3 << 20

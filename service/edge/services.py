@@ -16,7 +16,7 @@ from service.foundation import Foundation
 from service.intake import inspect_artifact
 from service.state.artifacts import ArtifactRepository
 from service.state.conversions import Conversions
-from service.uploads import UploadDesk
+from service.storage.uploads import UploadDesk
 from service.workers.probe import WorkerFacts
 
 

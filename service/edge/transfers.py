@@ -18,10 +18,10 @@ from modelpress.v1 import artifacts_pb2 as pb
 from service.edge.names import resource_id
 from service.state.artifacts import ArtifactRepository
 from service.state.uploads import Upload
-from service.store import ContentStore
+from service.storage.store import ContentStore
+from service.storage.upload_writer import UploadWriter
+from service.storage.uploads import UploadDesk
 from service.threads import Threads
-from service.upload_writer import UploadWriter
-from service.uploads import UploadDesk
 
 
 async def receive(

@@ -17,7 +17,7 @@ from service.intake.adapters import inspect_adapter
 from service.intake.datasets import inspect_dataset
 from service.intake.folder import Folder
 from service.intake.models import inspect_model
-from service.store import ContentStore
+from service.storage.store import ContentStore
 
 __all__ = ["inspect_artifact"]
 

@@ -11,7 +11,7 @@ from modelpress.errors import InvalidRequest
 from modelpress.manifests import FileEntry, Manifest
 from modelpress.safetensors_header import foreign_content, is_pickle
 from modelpress.strict_json import JsonError, read_object
-from service.store import ContentStore
+from service.storage.store import ContentStore
 
 PREFIX_BYTES = 512
 MAX_CONFIG_BYTES = 1 << 20

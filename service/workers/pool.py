@@ -21,8 +21,8 @@ from typing import Any
 
 from modelpress.digests import Digest
 from modelpress.errors import InternalError
-from service.checkpoints import checkpoints_url
 from service.steps import Step
+from service.storage.checkpoints import checkpoints_url
 from service.workers.limits import memory_bytes
 from service.workers.process import PRELOAD, Table, WorkerSettings, serve, standard_operations
 from service.workers.protocol import receive, send, step_to_json

@@ -22,7 +22,7 @@ from modelpress.digests import Digest
 from modelpress.errors import ModelpressError
 from service.faults import fault_point
 from service.steps import Step
-from service.store import ContentStore
+from service.storage.store import ContentStore
 from service.workers.limits import is_out_of_memory, limit_memory
 from service.workers.protocol import Operation, Task, TaskResult, receive, send, step_from_json
 from service.workers.surroundings import enter

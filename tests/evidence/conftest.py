@@ -15,7 +15,7 @@ from modelpress.manifests import scan_folder
 from service.publication import Publication, Sources, publish
 from service.requests import AdapterRequest, ConversionRequest
 from service.signing import Signer, load_or_create_signer
-from service.store import ContentStore
+from service.storage.store import ContentStore
 from tests.evidence import samples
 
 FILES = {

@@ -8,11 +8,11 @@ import pytest
 
 from modelpress.digests import digest_bytes
 from modelpress.errors import NotFound
-from service.garbage import STALE_S, Collected, GarbageCollector
 from service.state.engine import open_database
 from service.state.uploads import UploadRepository
-from service.store import ContentStore
-from service.uploads import UploadDesk, UploadLimits
+from service.storage.garbage import STALE_S, Collected, GarbageCollector
+from service.storage.store import ContentStore
+from service.storage.uploads import UploadDesk, UploadLimits
 
 EXPIRY_S = 100.0
 

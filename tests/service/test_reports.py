@@ -12,7 +12,7 @@ from modelpress.reports import Report
 from modelpress.v1 import reports_pb2 as pb
 from service.state.engine import open_database
 from service.state.tables import conversions
-from service.store import ContentStore
+from service.storage.store import ContentStore
 from tests.evidence.samples import Case, sample_report
 
 PAGE = b"<!doctype html><title>report</title>"

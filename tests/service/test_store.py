@@ -14,7 +14,7 @@ import pytest
 from modelpress.digests import Digest, digest_bytes
 from modelpress.errors import DataLoss, InvalidRequest, NotFound, OverLimit
 from modelpress.manifests import FileEntry, Manifest
-from service.store import ContentStore
+from service.storage.store import ContentStore
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_a_full_disk_is_over_limit_and_leaves_nothing_behind(store: ContentStore
 
 @pytest.mark.parametrize("point", ["store.put.unsynced", "store.put.before", "store.put.after"])
 def test_a_kill_at_any_point_leaves_a_whole_blob_or_none(tmp_path: Path, point: str) -> None:
-    program = "import sys, pathlib; from service.store import ContentStore as S\n"
+    program = "import sys, pathlib; from service.storage.store import ContentStore as S\n"
     program += "S(sys.argv[1], scratch=pathlib.Path(sys.argv[1])).put_bytes(b'abc' * 1000)"
     environment = {**os.environ, "MODELPRESS_KILL_AT": point, "PYTHONPATH": "."}
     ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=environment, check=False)

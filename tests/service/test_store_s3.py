@@ -16,7 +16,7 @@ import pytest
 
 from modelpress.digests import digest_bytes
 from modelpress.errors import DataLoss, NotFound, Unavailable
-from service.store import ContentStore
+from service.storage.store import ContentStore
 from tests.service.wire import chunks, sha256
 
 pytestmark = pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 from modelpress.manifests import ArtifactKind, FileEntry, Manifest
 from service.intake import inspect_artifact
-from service.store import ContentStore
+from service.storage.store import ContentStore
 from tests.service.intake.tiny import (
     ADAPTER_CONFIG,
     CONFIG,

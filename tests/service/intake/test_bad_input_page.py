@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 MODULES = [
     *sorted((ROOT / "service/intake").glob("*.py")),
     *(ROOT / name for name in ("service/fit.py", "service/preflight.py", "service/request_checks.py")),
-    *(ROOT / name for name in ("modelpress/safetensors_header.py", "service/upload_writer.py")),
+    *(ROOT / name for name in ("modelpress/safetensors_header.py", "service/storage/upload_writer.py")),
 ]
 DEFAULTS = {kind.reason: kind for kind in STATUS}
 """A class's own reason, where a refusal gives no narrower one."""

@@ -21,7 +21,7 @@ from service.state.engine import open_database
 from service.state.events import Event, Journal
 from service.state.states import FINAL, State
 from service.steps import Step
-from service.store import ContentStore
+from service.storage.store import ContentStore
 from service.workers.pool import PoolSettings, WorkerPool
 from service.workers.probe import WorkerFacts
 from tests.service.jobs.tiny_operations import operations

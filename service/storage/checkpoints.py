@@ -15,7 +15,7 @@ from obstore.store import from_url
 
 from modelpress.digests import Digest
 from modelpress.errors import NotFound
-from service.store import ContentStore
+from service.storage.store import ContentStore
 
 
 def checkpoints_url(store_url: str, conversion: str) -> str:

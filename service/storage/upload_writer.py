@@ -15,9 +15,9 @@ import google_crc32c
 from modelpress.digests import CHUNK_BYTES
 from modelpress.errors import Conflict, DigestMismatch, InvalidRequest, OverLimit
 from modelpress.pieces import pieces
-from service.blobs import storage_errors
 from service.faults import fault_point
 from service.state.uploads import Upload
+from service.storage.blobs import storage_errors
 
 MAX_CHUNK_BYTES = 2 << 20
 SYNC_EVERY_BYTES = 64 << 20

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.state.uploads import UploadRepository
+from service.storage.uploads import UPLOAD_PREFIX, UploadDesk
 from service.threads import Threads
-from service.uploads import UPLOAD_PREFIX, UploadDesk
 
 STALE_S = 3600.0
 """A staging file that nobody has written to for so long belongs to a process that died."""

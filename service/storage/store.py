@@ -21,8 +21,8 @@ from modelpress.digests import CHUNK_BYTES, Digest
 from modelpress.errors import DataLoss, InvalidRequest, NotFound, OverLimit
 from modelpress.manifests import FileEntry, Manifest, check_relative_path, scan_folder
 from modelpress.pieces import pieces
-from service.blobs import open_blobs, storage_errors
 from service.faults import fault_point
+from service.storage.blobs import open_blobs, storage_errors
 
 MAX_READ_BYTES = 256 << 20
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW

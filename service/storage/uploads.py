@@ -24,8 +24,8 @@ from pathlib import Path
 from modelpress.digests import Digest
 from modelpress.errors import Conflict, FailedPrecondition, InvalidRequest
 from service.state.uploads import Upload, UploadRepository
-from service.store import ContentStore
-from service.upload_writer import UploadWriter
+from service.storage.store import ContentStore
+from service.storage.upload_writer import UploadWriter
 
 UPLOAD_PREFIX = "upload-"
 
