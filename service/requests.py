@@ -23,8 +23,8 @@ from modelpress.errors import InvalidRequest
 from modelpress.evaluations import Evaluation, read_evaluation
 from modelpress.policies import Policy, read_policy
 from modelpress.recipes import Recipe, read_recipe
+from modelpress.request_rules import check_adapters, check_labels, check_names, check_range, check_training_data
 from modelpress.v1 import conversions_pb2 as pb
-from service.request_checks import check_adapters, check_labels, check_names, check_range, check_training_data
 
 MAX_SEED = 2**31 - 1
 MAX_PRIORITY = 100
