@@ -12,18 +12,25 @@ The documents are read with the same types as on the server, so most faults are 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from modelpress.errors import InvalidRequest
 from modelpress.evaluations import Evaluation, read_evaluation
 from modelpress.policies import Policy, read_policy
-from modelpress.recipes import MergeLora, Recipe, read_recipe
+from modelpress.recipes import Recipe, read_recipe
+from modelpress.request_rules import (
+    check_adapter,
+    check_inputs,
+    check_labels,
+    check_memory_limit,
+    check_order,
+    check_timeout,
+)
 
 ARTIFACT_NAME = re.compile(r"artifacts/sha256:[0-9a-f]{64}")
 CONVERSION_NAME = re.compile(r"conversions/[A-Za-z0-9_-]{1,63}")
-MAX_SEED = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -58,19 +65,22 @@ class AdapterInput:
     artifact: str
     weight: float = 1.0
 
+    def __post_init__(self) -> None:
+        check_adapter(self.name, self.weight)
+
 
 @dataclass(frozen=True)
 class Limits:
-    """None: the server's default (for the queue: no limit)."""
+    """Seconds and bytes, all > 0. None: the server's default (for the queue: no limit)."""
 
     queue_timeout_s: float | None = None
     run_timeout_s: float | None = None
     memory_limit_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value is not None and value <= 0:
-                raise InvalidRequest(f"{name} is {value}: it must be greater than 0", field=f"limits.{name}")
+        check_timeout("queue_timeout", self.queue_timeout_s)
+        check_timeout("run_timeout", self.run_timeout_s)
+        check_memory_limit(self.memory_limit_bytes)
 
 
 @dataclass(frozen=True)
@@ -90,9 +100,11 @@ class ConversionRequest:
     priority: int = 0
 
     def __post_init__(self) -> None:
-        check_inputs(self.documents.parsed_recipe, [adapter.name for adapter in self.adapters], train=self.train)
-        if not 0 <= self.seed <= MAX_SEED:
-            raise InvalidRequest(f"seed is {self.seed}: it must be from 0 to {MAX_SEED}", field="seed")
+        check_order(seed=self.seed, priority=self.priority)
+        check_labels(self.labels)
+        adapters = [adapter.name for adapter in self.adapters]
+        recipe = self.documents.parsed_recipe
+        check_inputs(recipe, adapters, train=bool(self.train), validation=bool(self.validation))
         names = {"base": self.base, "evaluation": self.evaluation}
         names |= {"train": self.train, "validation": self.validation, "probes": self.probes}
         names |= {f"adapters.{adapter.name}": adapter.artifact for adapter in self.adapters}
@@ -101,24 +113,3 @@ class ConversionRequest:
                 raise InvalidRequest(
                     f"{where} is {name[:90]!r}: give an artifact's name, artifacts/sha256:<hex>", field=where
                 )
-
-
-def check_inputs(recipe: Recipe, adapters: Sequence[str], *, train: object) -> None:
-    """Raise InvalidRequest where the recipe asks for an input that is not there, or an adapter is never used."""
-    if recipe.needs_training_data and not train:
-        stages = ", ".join(recipe.needs_training_data)
-        raise InvalidRequest(f"the recipe's {stages} needs training data: give a train dataset", field="inputs.train")
-    twice = next((name for name in adapters if adapters.count(name) > 1), None)
-    if twice:
-        raise InvalidRequest(f"two adapters are named {twice!r}: give each its own name", field="inputs.adapters")
-    merge = next((stage for stage in recipe.stages if isinstance(stage, MergeLora)), None)
-    if merge is None and adapters:
-        raise InvalidRequest("an adapter is given, but the recipe has no merge_lora stage", field="inputs.adapters")
-    if merge is not None and not adapters:
-        raise InvalidRequest("the recipe has a merge_lora stage, but no adapter is given", field="inputs.adapters")
-    unknown = next((name for name in merge.adapters if name not in adapters), None) if merge else None
-    if unknown:
-        raise InvalidRequest(
-            f"the recipe merges adapter {unknown!r}, which is not given; given are {', '.join(adapters)}",
-            field="inputs.adapters",
-        )

@@ -8,7 +8,6 @@ What needs the store or the artifacts' facts (does the adapter fit the base?) is
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,15 +22,10 @@ from modelpress.errors import InvalidRequest
 from modelpress.evaluations import Evaluation, read_evaluation
 from modelpress.policies import Policy, read_policy
 from modelpress.recipes import Recipe, read_recipe
-from modelpress.request_rules import check_adapters, check_labels, check_names, check_range, check_training_data
+from modelpress.request_rules import check_adapter, check_inputs, check_labels, check_order
+from modelpress.requests import Limits
 from modelpress.v1 import conversions_pb2 as pb
 
-MAX_SEED = 2**31 - 1
-MAX_PRIORITY = 100
-MAX_DURATION_S = 315_576_000_000.0
-"""10,000 years: the range of google.protobuf.Duration."""
-
-_ADAPTER_NAME = re.compile(r"[a-z0-9_-]{1,63}")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9-]{1,63}")
 _ARTIFACT = "artifacts/"
 
@@ -47,38 +41,7 @@ class AdapterRequest:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if not _ADAPTER_NAME.fullmatch(self.name):
-            raise InvalidRequest(
-                f"adapter name {self.name[:80]!r} is not 1 to 63 of a-z, 0-9, '-', '_'", field="inputs.adapters.name"
-            )
-        if not math.isfinite(self.weight) or self.weight == 0:
-            raise InvalidRequest(
-                f"adapter {self.name!r} has weight {self.weight}: use a finite number other than 0",
-                field="inputs.adapters.weight",
-            )
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Seconds and bytes, all > 0; None: the server's default."""
-
-    queue_timeout_s: float | None = None
-    run_timeout_s: float | None = None
-    memory_limit_bytes: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("queue_timeout", "run_timeout"):
-            seconds = getattr(self, f"{name}_s")
-            if seconds is not None and not 0 < seconds <= MAX_DURATION_S:
-                raise InvalidRequest(
-                    f"limits.{name} is {seconds:g} s: use a positive duration, or leave it unset",
-                    field=f"limits.{name}",
-                )
-        if self.memory_limit_bytes is not None and self.memory_limit_bytes <= 0:
-            raise InvalidRequest(
-                f"limits.memory_limit_bytes is {self.memory_limit_bytes}: use a positive number, or 0 for the default",
-                field="limits.memory_limit_bytes",
-            )
+        check_adapter(self.name, self.weight)
 
 
 @dataclass(frozen=True)
@@ -98,20 +61,17 @@ class ConversionRequest:
     train: Digest | None = None
     validation: Digest | None = None
     probes: Digest | None = None
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
     labels: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
     priority: int = 0
 
     def __post_init__(self) -> None:
-        check_range("seed", self.seed, 0, MAX_SEED)
-        check_range("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        check_order(seed=self.seed, priority=self.priority)
         check_labels(self.labels)
-        names = [adapter.name for adapter in self.adapters]
-        check_names(names)
         _ = self.evaluation, self.policy  # parsed now, so that a request that exists has three valid texts
-        check_adapters(self.recipe, names)
-        check_training_data(self.recipe, self.train, self.validation)
+        names = [adapter.name for adapter in self.adapters]
+        check_inputs(self.recipe, names, train=self.train is not None, validation=self.validation is not None)
 
     @cached_property
     def recipe(self) -> Recipe:

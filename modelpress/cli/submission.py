@@ -18,7 +18,8 @@ from modelpress.inspection import folder_kind
 from modelpress.manifests import ArtifactKind
 from modelpress.policies import read_policy
 from modelpress.recipes import read_recipe
-from modelpress.requests import ARTIFACT_NAME, AdapterInput, ConversionRequest, Documents, Limits, check_inputs
+from modelpress.request_rules import check_inputs, check_labels, check_order
+from modelpress.requests import ARTIFACT_NAME, AdapterInput, ConversionRequest, Documents, Limits
 
 if TYPE_CHECKING:
     from modelpress.client import Client
@@ -89,6 +90,12 @@ class Submission:
     seed: int
     priority: int
 
+    def __post_init__(self) -> None:
+        check_order(seed=self.seed, priority=self.priority)
+        check_labels(self.labels)
+        given = {role: bool(self.datasets[role]) for role in ("train", "validation")}
+        check_inputs(self.documents.parsed_recipe, [adapter.name for adapter in self.adapters], **given)
+
     def upload(self, client: Client, view: ProgressView) -> ConversionRequest:
         """Send every folder that is not an artifact yet, each once."""
         names: dict[str, str] = {}
@@ -124,14 +131,7 @@ def read_submission(options: InputOptions) -> Submission:
     datasets = {"train": options.train, "validation": options.validation}
     datasets |= {"evaluation": options.eval, "probes": options.probes}
     adapters = tuple(parse_adapter(text) for text in options.adapter)
-    check_inputs(documents.parsed_recipe, [adapter.name for adapter in adapters], train=options.train)
-    _check_source("BASE", options.base, "model")
-    for adapter in adapters:
-        _check_source(f"--adapter {adapter.name}", adapter.source, "adapter")
-    for role, source in datasets.items():
-        if source:
-            _check_source(f"the {role} dataset", source, "dataset")
-    return Submission(
+    submission = Submission(
         documents=documents,
         base=options.base,
         datasets=datasets,
@@ -141,6 +141,8 @@ def read_submission(options: InputOptions) -> Submission:
         seed=options.seed,
         priority=options.priority,
     )
+    _check_sources(submission)
+    return submission
 
 
 def _read(file: Path, parse: Callable[[str], object]) -> str:
@@ -156,6 +158,15 @@ def _read(file: Path, parse: Callable[[str], object]) -> str:
     except InvalidRequest as fault:
         raise type(fault)(f"{file}: {fault.message}", reason=fault.reason, field=fault.field) from None
     return text
+
+
+def _check_sources(submission: Submission) -> None:
+    _check_source("BASE", submission.base, "model")
+    for adapter in submission.adapters:
+        _check_source(f"--adapter {adapter.name}", adapter.source, "adapter")
+    for role, source in submission.datasets.items():
+        if source:
+            _check_source(f"the {role} dataset", source, "dataset")
 
 
 def _check_source(role: str, source: str, expected: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from enum import Enum
 from typing import TypeVar
 
 from modelpress.errors import InvalidRequest
+from modelpress.request_rules import check_adapter
 from modelpress.requests import ARTIFACT_NAME
 
 ChoiceT = TypeVar("ChoiceT", bound=Enum)
@@ -54,18 +54,12 @@ def parse_adapter(text: str) -> AdapterOption:
     name, sign, rest = text.partition("=")
     if not (name and sign and rest):
         raise InvalidRequest(f"--adapter {text!r}: write NAME=FOLDER or NAME=FOLDER:WEIGHT", field="inputs.adapters")
-    source, colon, weight = rest.rpartition(":")
-    if not colon or not source or ARTIFACT_NAME.fullmatch(rest):
-        return AdapterOption(name, rest, 1.0)
+    source, weight = _weighed(rest)
     try:
-        value = float(weight)
-    except ValueError:
-        return AdapterOption(name, rest, 1.0)
-    if not math.isfinite(value) or value == 0:
-        raise InvalidRequest(
-            f"--adapter {text!r}: the weight must be a finite number other than 0", field="inputs.adapters"
-        )
-    return AdapterOption(name, source, value)
+        check_adapter(name, weight)
+    except InvalidRequest as fault:
+        raise InvalidRequest(f"--adapter {text!r}: {fault.message}", field=fault.field) from None
+    return AdapterOption(name, source, weight)
 
 
 def parse_size(option: str, text: str) -> int:
@@ -87,6 +81,17 @@ def parse_choices(option: str, texts: Sequence[str], choices: Sequence[ChoiceT])
     if unknown is not None:
         raise InvalidRequest(f"{option} {unknown!r}: write one of {', '.join(by_value)}", field=option)
     return tuple(by_value[text.upper()] for text in texts)
+
+
+def _weighed(text: str) -> tuple[str, float]:
+    """`SOURCE[:WEIGHT]`; without a weight it is 1."""
+    source, colon, weight = text.rpartition(":")
+    if not colon or not source or ARTIFACT_NAME.fullmatch(text):
+        return text, 1.0
+    try:
+        return source, float(weight)
+    except ValueError:
+        return text, 1.0
 
 
 def _split(option: str, text: str, units: Mapping[str, float]) -> tuple[float, str]:

@@ -68,15 +68,21 @@ def test_documents_are_valid_once_built(documents, kind):
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        (lambda: request(RECOVER), "needs training data"),
-        (lambda: request(MERGE), "no adapter is given"),
-        (lambda: request(adapters=(AdapterInput("a", artifact(3)),)), "no merge_lora stage"),
+        (lambda: request(RECOVER), "inputs.train is required: the recipe's prune, recover reads training data"),
+        (lambda: request(validation=artifact(3)), "inputs.validation is set and inputs.train is not"),
+        (lambda: request(MERGE), "inputs.adapters is empty, and recipe.stages.0. is 'merge_lora'"),
+        (lambda: request(adapters=(AdapterInput("a", artifact(3)),)), "no stage merges the adapters a"),
         (lambda: request(MERGE, adapters=(AdapterInput("a", artifact(3)),) * 2), "two adapters are named 'a'"),
+        (lambda: AdapterInput("A", artifact(3)), "adapter name 'A' is not 1 to 63 of a-z"),
+        (lambda: AdapterInput("a", artifact(3), 0.0), "adapter 'a' has weight 0.0: use a finite number other than 0"),
+        (lambda: request(labels={"Owner": "ml"}), "label key 'Owner' is not 1 to 63 of a-z"),
+        (lambda: request(priority=101), "priority is 101: it must be -100 to 100"),
         (lambda: request(base="model"), "base is 'model'"),
         (lambda: request(evaluation=""), "evaluation is ''"),
         (lambda: request(train="artifacts/sha256:12"), "train is"),
         (lambda: request(seed=-1), "seed is -1"),
-        (lambda: request(limits=Limits(run_timeout_s=0)), "run_timeout_s is 0"),
+        (lambda: request(limits=Limits(memory_limit_bytes=0)), "limits.memory_limit_bytes is 0"),
+        (lambda: request(limits=Limits(run_timeout_s=0)), "limits.run_timeout is 0 s"),
     ],
 )
 def test_a_request_that_cannot_be_is_one_sentence(build, sentence):
@@ -86,5 +92,5 @@ def test_a_request_that_cannot_be_is_one_sentence(build, sentence):
 
 def test_an_adapter_that_the_recipe_names_must_be_given():
     recipe = "stages:\n  - {method: merge_lora, adapters: [b]}\n  - method: export\n"
-    with pytest.raises(InvalidRequest, match="merges adapter 'b', which is not given; given are a"):
+    with pytest.raises(InvalidRequest, match="no adapter 'b' in the request; it has a"):
         request(recipe, adapters=(AdapterInput("a", artifact(3)),))
