@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -16,8 +16,6 @@ from modelpress.views import Event, Progress, StateChanged, StepFinished, StepSt
 
 PLAIN_INTERVAL_S = 10.0
 """Between two lines about the same step or transfer where nobody watches a bar."""
-UNSHOWN = ("seconds", "version")
-"""Figures of a step that its line says already, or that no person asks for."""
 
 
 class ProgressView(Protocol):
@@ -122,14 +120,24 @@ def describe(body: StateChanged | StepFinished | Warned) -> str:
         return f"warning: {body.message}"
     if isinstance(body, StateChanged):
         return f"conversion {body.state.value.lower()}" + (f": {body.verdict.value}" if body.verdict else "")
-    figures = ", ".join(_figure(name, value) for name, value in sorted(body.figures.items()) if name not in UNSHOWN)
+    figures = ", ".join(_figures(body.figures))
     how = "from the cache" if body.cached else f"in {body.seconds:.1f} s"
     return f"done {body.step} {how}" + (f": {figures}" if figures else "")
 
 
+def _figures(figures: Mapping[str, float]) -> Iterator[str]:
+    """`accuracy 0.953 -> 0.948` where `accuracy_before` is there too; the unit stands in the name."""
+    for name, value in sorted(figures.items()):
+        if name.endswith("_before"):
+            continue
+        before = figures.get(f"{name}_before")
+        change = f"{_figure(name, before)} -> " if before is not None else ""
+        yield f"{name.removesuffix('_bytes').replace('_', ' ')} {change}{_figure(name, value)}"
+
+
 def _figure(name: str, value: float) -> str:
-    """The unit stands in the name; bytes are shown as people read them."""
-    return f"{name.removesuffix('_bytes')} {size(round(value))}" if name.endswith("_bytes") else f"{name} {value:.4g}"
+    """Bytes are shown as people read them."""
+    return size(round(value)) if name.endswith("_bytes") else f"{value:.4g}"
 
 
 def _detail(progress: Progress) -> str:

@@ -900,7 +900,9 @@ class StepFinished(_message.Message):
     """`sha256:<hex>` of the result's manifest; empty where a step has figures only."""
     @_builtins.property
     def figures(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """A few figures for people, e.g. `held_out_accuracy`."""
+        """A few figures for people, e.g. `held_out_accuracy`, and before the step `held_out_accuracy_before`; names of sizes
+        end with `_bytes`.
+        """
 
     def __init__(
         self,

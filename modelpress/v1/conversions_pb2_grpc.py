@@ -102,7 +102,7 @@ class ConversionsServicer(object):
 
     def CancelConversion(self, request, context):
         """Asks a conversion to stop: CANCELLING, then CANCELLED within seconds. The last checkpoint is kept for Retry.
-        FAILED_PRECONDITION where it has ended already.
+        Cancelling twice is the same as once. FAILED_PRECONDITION where it has SUCCEEDED or FAILED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

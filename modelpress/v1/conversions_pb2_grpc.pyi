@@ -45,7 +45,7 @@ class ConversionsStub:
     """Every event after a sequence number, then new ones as they happen; ends after the final event."""
     CancelConversion: _grpc.UnaryUnaryMultiCallable[_conversions_pb2.CancelConversionRequest, _conversions_pb2.Conversion]
     """Asks a conversion to stop: CANCELLING, then CANCELLED within seconds. The last checkpoint is kept for Retry.
-    FAILED_PRECONDITION where it has ended already.
+    Cancelling twice is the same as once. FAILED_PRECONDITION where it has SUCCEEDED or FAILED.
     """
     RetryConversion: _grpc.UnaryUnaryMultiCallable[_conversions_pb2.RetryConversionRequest, _conversions_pb2.Conversion]
     """Queues a failed or cancelled conversion again; it resumes at the last finished step."""
@@ -67,7 +67,7 @@ class ConversionsAsyncStub(ConversionsStub):
     """Every event after a sequence number, then new ones as they happen; ends after the final event."""
     CancelConversion: _aio.UnaryUnaryMultiCallable[_conversions_pb2.CancelConversionRequest, _conversions_pb2.Conversion]  # type: ignore[assignment]
     """Asks a conversion to stop: CANCELLING, then CANCELLED within seconds. The last checkpoint is kept for Retry.
-    FAILED_PRECONDITION where it has ended already.
+    Cancelling twice is the same as once. FAILED_PRECONDITION where it has SUCCEEDED or FAILED.
     """
     RetryConversion: _aio.UnaryUnaryMultiCallable[_conversions_pb2.RetryConversionRequest, _conversions_pb2.Conversion]  # type: ignore[assignment]
     """Queues a failed or cancelled conversion again; it resumes at the last finished step."""
@@ -116,7 +116,7 @@ class ConversionsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_conversions_pb2.Conversion, _abc.Awaitable[_conversions_pb2.Conversion]]:
         """Asks a conversion to stop: CANCELLING, then CANCELLED within seconds. The last checkpoint is kept for Retry.
-        FAILED_PRECONDITION where it has ended already.
+        Cancelling twice is the same as once. FAILED_PRECONDITION where it has SUCCEEDED or FAILED.
         """
 
     @_abc_1.abstractmethod

@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import RowMapping, delete, select
 
 from modelpress.digests import Digest
+from service.progress import figures_of
 from service.state.engine import upsert
 from service.state.events import Change, Journal
 from service.state.leases import Lease, hold
@@ -118,19 +119,13 @@ def _values(key: Digest, result: StepResult, now: float) -> dict[str, Any]:
 
 
 def _told(name: str, result: StepResult) -> dict[str, Any]:
-    """What a watcher is told of a finished step: its plain figures, not the whole record."""
-    after = result.record.get("after")
-    figures = {
-        key: float(value)
-        for key, value in {**result.record, **(after if isinstance(after, dict) else {})}.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
+    """What a watcher is told of a finished step: a few figures, not the whole record."""
     return {
         "step": name,
         "seconds": 0.0 if result.cached else result.seconds,
         "cached": result.cached,
         "digest": str(result.digest) if result.digest else "",
-        "figures": figures,
+        "figures": figures_of(result.record),
     }
 
 

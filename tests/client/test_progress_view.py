@@ -25,7 +25,11 @@ EVENTS = (
     Progress("compress/2-prune", 2, 9, 50, 200, 0.12345, 75.0),
     Warned("7 texts were cut\x1b[31m"),
     StepFinished(
-        "compress/2-prune", 12.34, False, "sha256:0", {"accuracy": 0.95123, "seconds": 12.3, "peak_memory_bytes": 496e6}
+        "compress/2-prune",
+        12.34,
+        False,
+        "sha256:0",
+        {"held_out_accuracy": 0.94, "held_out_accuracy_before": 0.95123, "peak_memory_bytes": 496e6},
     ),
     StepFinished("evaluate", 0.0, True, "", {}),
     StateChanged(ConversionState.SUCCEEDED, None, Verdict.REJECTED),
@@ -51,7 +55,7 @@ def test_a_log_has_one_plain_line_per_thing_that_happened(plain):
     assert stream.getvalue().splitlines() == [
         "conversion running",
         "warning: 7 texts were cut\N{REPLACEMENT CHARACTER}[31m",
-        "done compress/2-prune in 12.3 s: accuracy 0.9512, peak_memory 496.0 MB",
+        "done compress/2-prune in 12.3 s: held out accuracy 0.9512 -> 0.94, peak memory 496.0 MB",
         "done evaluate from the cache",
         "conversion succeeded: REJECTED",
     ]
