@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from pathlib import Path
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -14,6 +16,8 @@ from service.state.engine import open_database, reading
 from service.state.events import Journal
 from service.state.states import FINAL, MOVES, State, move
 from service.state.tables import conversions, metadata
+
+ARCHITECTURE = Path(__file__).parents[3] / "docs" / "architecture.md"
 
 
 def test_migrations_make_exactly_the_tables(engine):
@@ -56,6 +60,11 @@ def test_every_state_is_reached_from_queued_and_leaves_only_as_the_table_says():
     assert reached == set(State)
     assert MOVES[State.SUCCEEDED] == frozenset()
     assert all(MOVES[state] <= {State.QUEUED} for state in FINAL)
+
+
+def test_the_architecture_page_lists_exactly_the_moves_of_the_table():
+    rows = re.findall(r"^\| ([A-Z]+) \| ([A-Z]+) \|", ARCHITECTURE.read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted((start.value, target.value) for start in State for target in MOVES[start])
 
 
 @pytest.mark.parametrize(("start", "target"), list(itertools.product(State, State)))
