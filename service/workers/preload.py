@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 
 from service.workers.surroundings import clean_environment
 
@@ -21,10 +22,13 @@ import peft  # noqa: E402, F401
 import torch  # noqa: E402, F401
 import torch_pruning  # noqa: E402, F401
 import torchao.quantization.pt2e.quantize_pt2e  # noqa: E402, F401
+import tqdm  # type: ignore[import-untyped]  # noqa: E402
 import transformers.models.bert.modeling_bert  # noqa: E402
 import transformers.models.bert.tokenization_bert  # noqa: E402, F401
 
 import service.workers.operations  # noqa: E402, F401
+
+tqdm.tqdm.set_lock(threading.RLock())  # its own is a named semaphore, which every stopped worker would leave behind
 
 gc.collect()
 gc.freeze()  # the collector of a child would otherwise touch, and so copy, every page of these modules
