@@ -36,8 +36,7 @@ from service.storage.store import ContentStore
 
 EXAMPLE = ROOT / "examples/prompt_guard"
 ASSETS = ROOT / "build/prompt_guard"
-DATASETS = {"train": "train", "validation": "validation", "evaluation": "test"}
-"""Role in the request -> folder of the assets."""
+DATASETS = ("train", "validation", "test")
 LATENCY = Latency(batch_sizes=(1,), sequence_lengths=(64,), warmup=20, repeats=200)
 PEER = "ONNX Runtime dynamic INT8"
 
@@ -87,12 +86,14 @@ def convert(folder: Path) -> dict[str, Any]:
 
 def request(client: Client) -> ConversionRequest:
     texts = {name: (EXAMPLE / f"{name}.yaml").read_text() for name in ("recipe", "policy", "evaluation")}
-    datasets = {role: client.upload_folder(ASSETS / name, ArtifactKind.DATASET) for role, name in DATASETS.items()}
+    datasets = {name: client.upload_folder(ASSETS / name, ArtifactKind.DATASET) for name in DATASETS}
     return ConversionRequest(
         Documents(**texts),
         base=client.upload_folder(ASSETS / "baseline", ArtifactKind.MODEL),
         adapters=(AdapterInput("guard", client.upload_folder(EXAMPLE / "adapter", ArtifactKind.ADAPTER)),),
-        **datasets,
+        train=datasets["train"],
+        validation=datasets["validation"],
+        evaluation=datasets["test"],
     )
 
 
@@ -105,7 +106,7 @@ def make_peer(baseline: Path, output: Path) -> None:
 def predictions(model: Path) -> Predictions:
     return predict(
         model,
-        data=ASSETS / DATASETS["evaluation"],
+        data=ASSETS / "test",
         evaluation=read_evaluation((EXAMPLE / "evaluation.yaml").read_text()),
         resources=Resources(),
         progress=_ignore,

@@ -63,13 +63,17 @@ def percentile_95(values: Sequence[float]) -> float:
     return statistics.quantiles(values, n=20, method="inclusive")[-1]
 
 
-def machine() -> dict[str, str | int]:
-    """What is needed to judge the figures; no host name."""
+def machine() -> dict[str, str | int | float]:
+    """What is needed to judge the figures; no host name. The load says what else ran: 1 per core is a busy machine."""
     model = next(
         (line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.machine()
     )
-    return {"cpu": model, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version()} | {
-        package: version(package) for package in PACKAGES
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        **{package: version(package) for package in PACKAGES},
     }
 
 
