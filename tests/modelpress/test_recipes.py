@@ -57,10 +57,9 @@ def test_the_digest_follows_the_arguments_not_the_spelling() -> None:
 def test_an_unknown_method_names_the_closest_and_all() -> None:
     error = refuse("prun", "export")
     assert error.field == "stages[0].method"
-    assert error.message == (
-        "stages[0].method: unknown method 'prun'; did you mean 'prune'? "
-        "known: merge_lora, prune, recover, quantize, export"
-    )
+    sentence, known = error.message.split(" known: ")
+    assert sentence == "stages[0].method: unknown method 'prun'; did you mean 'prune'?"
+    assert set(known.split(", ")) >= {"merge_lora", "prune", "recover", "quantize", "export"}
 
 
 @pytest.mark.parametrize(
