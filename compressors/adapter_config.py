@@ -32,6 +32,9 @@ WITHOUT_EFFECT = (
 """Settings that change nothing in what a trained adapter computes."""
 HEADS = {None: (), "SEQ_CLS": ("classifier", "score")}
 """PEFT's task types, and the modules that PEFT trains and saves whole for each, whatever modules_to_save says."""
+_WRAPPERS = re.compile(r"\.(base_layer|modules_to_save(\.default)?)(?=\.)")
+_UNUSED_COPY = re.compile(r".+\.original_module\.(.+\.)?bias")
+"""With bias 'all' PEFT also writes the untrained biases of modules_to_save, which it never reads."""
 HARMLESS_INITS = (True, False, "gaussian", "eva", "orthogonal")
 """Ways to initialise that leave the base model's weights alone; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA do not."""
 
@@ -91,35 +94,53 @@ class LoraSettings(Document):
         return any(p == name or p.endswith(f".{name}") for p in parents for name in saved)
 
 
+def stands_for(name: str, *, trained_biases: bool) -> str | None:
+    """The tensor that PEFT saved as `name` (without `base_model.model.`), without PEFT's wrapper names.
+
+    None for a copy that PEFT never reads; there are such where every bias was trained (`bias` 'all').
+    """
+    if trained_biases and _UNUSED_COPY.fullmatch(name):
+        return None
+    return _WRAPPERS.sub("", name)
+
+
 def read_lora_settings(folder: Path, *, adapter: str) -> LoraSettings:
     """Read and check an adapter's configuration; InvalidModel names the setting at fault and its value."""
     config = _read_json(folder / FILE, adapter)
+    try:
+        return lora_settings(config)
+    except InvalidModel as fault:
+        raise InvalidModel(f"adapter {adapter!r}: {fault.message}", field=fault.field) from None
+
+
+def lora_settings(config: Mapping[str, Any]) -> LoraSettings:
+    """The settings of a parsed adapter_config.json, without torch or PEFT; InvalidModel as above."""
     if config.get("peft_type") != "LORA":
-        raise _refused(adapter, "peft_type", config.get("peft_type"), "only 'LORA' can be merged")
+        raise _refused("peft_type", config.get("peft_type"), "only 'LORA' can be merged")
     if config.get("init_lora_weights", True) not in HARMLESS_INITS:
         cure = "this initialisation changes the base model too: save the adapter converted to plain LoRA"
-        raise _refused(adapter, "init_lora_weights", config["init_lora_weights"], cure)
+        raise _refused("init_lora_weights", config["init_lora_weights"], cure)
     understood = LoraSettings.model_fields.keys()
     for name, value in config.items():
         known = name in understood or name in WITHOUT_EFFECT or name in ("peft_type", "init_lora_weights")
         if value and not known:
-            raise _refused(adapter, name, value, "this setting is not supported: merge it with PEFT first")
+            raise _refused(name, value, "this setting is not supported: merge it with PEFT first")
     settings = {name: config[name] for name in understood if config.get(name) is not None}
-    return _checked(read_value(LoraSettings, settings, InvalidModel), adapter)
+    return _checked(read_value(LoraSettings, settings, InvalidModel))
 
 
-def _checked(settings: LoraSettings, adapter: str) -> LoraSettings:
+def _checked(settings: LoraSettings) -> LoraSettings:
     if not settings.target_modules:
-        raise _refused(adapter, "target_modules", settings.target_modules, "name the modules that the adapter is on")
+        raise _refused("target_modules", settings.target_modules, "name the modules that the adapter is on")
     if settings.task_type not in HEADS:
-        raise _refused(adapter, "task_type", settings.task_type, "the base is for text classification, SEQ_CLS")
+        raise _refused("task_type", settings.task_type, "the base is for text classification, SEQ_CLS")
     for pattern in (*settings.rank_pattern, *settings.alpha_pattern):
         try:
             re.compile(pattern)
-        except re.error:
-            raise _refused(adapter, "rank_pattern or alpha_pattern", pattern, "not a regular expression") from None
+        except (re.error, RecursionError, OverflowError):
+            raise _refused("rank_pattern or alpha_pattern", pattern, "not a regular expression") from None
     if any(rank < 1 for rank in settings.rank_pattern.values()):
-        raise _refused(adapter, "rank_pattern", settings.rank_pattern, "ranks are at least 1")
+        raise _refused("rank_pattern", settings.rank_pattern, "ranks are at least 1")
     return settings
 
 
@@ -140,5 +161,5 @@ def _read_json(file: Path, adapter: str) -> dict[str, Any]:
     return config
 
 
-def _refused(adapter: str, name: str, value: Any, cure: str) -> InvalidModel:
-    return InvalidModel(f"adapter {adapter!r}: {name} is {str(value)[:80]!r}: {cure}", field=name)
+def _refused(name: str, value: Any, cure: str) -> InvalidModel:
+    return InvalidModel(f"{name} is {str(value)[:80]!r}: {cure}", field=name)

@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -23,7 +24,15 @@ from modelpress.errors import InvalidModel
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
-FOREIGN_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack", ".onnx", ".gguf", ".tflite")
+LOADING_ERRORS = (
+    *(RuntimeError, ValueError, KeyError, TypeError, AttributeError, AssertionError, OSError),
+    *(SafetensorError, StrictDataclassError),
+)
+"""What transformers and torch raise for a config or weights that they cannot make a model of."""
+FOREIGN_WEIGHTS = (
+    *(".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".msgpack", ".gguf", ".tflite"),
+    *(".onnx", ".onnx.data", ".onnx_data"),
+)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -108,7 +117,7 @@ def load_model(folder: Path, *, device: str = "cpu") -> Any:
             ignore_mismatched_sizes=True,  # reported below with both shapes, where transformers' error names none
             output_loading_info=True,
         )
-    except (RuntimeError, ValueError, KeyError, TypeError, OSError, SafetensorError) as error:
+    except LOADING_ERRORS as error:
         raise InvalidModel(f"the weights do not load into {model_class.__name__}: {_sentence(error, folder)}") from None
     for fault in ("missing", "unexpected", "mismatched"):
         names = sorted(_tensor_and_shapes(key) for key in loading[f"{fault}_keys"])

@@ -14,15 +14,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from compressors.adapter_config import LoraSettings, read_lora_settings
+from compressors.adapter_config import LoraSettings, read_lora_settings, stands_for
 from compressors.folders import check_finite, read_tensor_file
 from modelpress.errors import InvalidModel
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-_WRAPPERS = re.compile(r"\.(base_layer|modules_to_save(\.default)?)(?=\.)")
-_UNUSED_COPY = re.compile(r".+\.original_module\.(.+\.)?bias")
-"""With bias 'all' PEFT also writes the untrained biases of modules_to_save, which it never reads."""
 _LORA_PART = re.compile(r"(?P<module>.+)\.(?P<part>lora_A\.weight|lora_B\.weight|lora_B\.bias)")
 
 
@@ -115,9 +112,9 @@ def _by_target(tensors: Mapping[str, Tensor], settings: LoraSettings) -> dict[st
     """The tensors without PEFT's wrapper names; one that stands twice must be the same twice."""
     targets: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
-        if settings.bias == "all" and _UNUSED_COPY.fullmatch(key):
+        target = stands_for(key.removeprefix(PREFIX), trained_biases=settings.bias == "all")
+        if target is None:
             continue
-        target = _WRAPPERS.sub("", key.removeprefix(PREFIX))
         if target in targets and not torch.equal(targets[target], tensor):
             raise InvalidModel(f"adapter tensor {key!r} differs from its other copy: save the adapter again", field=key)
         targets[target] = tensor

@@ -25,7 +25,7 @@ from modelpress.errors import InternalError, InvalidModel, InvalidRecipe
 from modelpress.recipes import MergeLora
 from modelpress.reports import StageRecord
 
-VERSION = 1
+VERSION = 2
 MAX_LOGIT_DIFFERENCE = 1e-3
 """Between our FP32 merge and PEFT's unmerged forward pass: the same numbers, summed in another order."""
 
@@ -176,6 +176,12 @@ def prove(source: Adapter, adapter: LoraAdapter, *, job: Job, rows: Rows) -> dic
     edits = collect([(adapter, 1.0)])
     merged.load_state_dict({k: merge_tensor(t.cpu(), edits.get(k, ())) for k, t in merged.state_dict().items()})
     logits = probe_logits(merged, rows, device=job.device)
+    if not torch.isfinite(logits).all():
+        raise InvalidModel(
+            f"adapter {source.name!r} makes the model answer with NaN or infinity: its weights or its lora_alpha are "
+            "too large; go back to an earlier checkpoint",
+            reason="NON_FINITE",
+        )
     difference = largest_difference(probe_logits(_run_by_peft(source, adapter, job), rows, device=job.device), logits)
     if not difference <= MAX_LOGIT_DIFFERENCE * max(1.0, float(logits.abs().max())):
         raise InternalError(f"adapter {source.name!r}: the merged logits differ from PEFT's by {difference}")

@@ -16,7 +16,7 @@ from modelpress.errors import FailedPrecondition, InvalidRecipe
 from modelpress.recipes import Recover
 from modelpress.reports import StageRecord
 
-VERSION = 1
+VERSION = 2
 
 
 def run(arguments: Recover, job: Job, monitor: Monitor) -> StageRecord:

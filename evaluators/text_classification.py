@@ -13,14 +13,14 @@ from numpy.typing import NDArray
 
 from evaluators.predictions import Predictions
 from evaluators.runtimes import OnnxModel, Resources, open_onnx
-from evaluators.tokenization import check_max_length, encode, load_tokenizer, padded_batches
+from evaluators.tokenization import check_ids, check_max_length, encode, load_tokenizer, padded_batches
 from modelpress.datasets import LabelledTexts, read_labelled_texts, read_texts
 from modelpress.errors import InvalidRequest
 from modelpress.evaluations import Evaluation
 from modelpress.intervals import share_interval
 from modelpress.reports import ClassQuality, Metric, PairedCounts, QualityReport
 
-VERSION = 1
+VERSION = 2
 """Raised whenever predictions or figures may change: part of their cache keys."""
 
 Progress = Callable[[int, int], None]
@@ -57,6 +57,7 @@ def _predict(
     tokenizer = load_tokenizer(model)
     check_max_length(evaluation.max_length, config=opened.config, tokenizer=tokenizer)
     encoded = encode(rows.texts, tokenizer=tokenizer, max_length=evaluation.max_length)
+    check_ids(encoded, vocabulary=opened.config.get("vocab_size"))
     logits_NK = np.full((len(rows), len(opened.labels)), np.nan, dtype=np.float32)
     done = 0
     for indices, feeds in padded_batches(encoded, batch_size=evaluation.batch_size):

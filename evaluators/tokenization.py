@@ -34,7 +34,8 @@ class EncodedTexts:
 
     input_ids: tuple[list[int], ...]
     token_type_ids: tuple[list[int], ...]
-    pad_id: int | None
+    pad_id: int
+    """0 where the tokenizer names none."""
     truncated: int
 
 
@@ -63,6 +64,17 @@ def check_max_length(max_length: int, *, config: Mapping[str, Any], tokenizer: A
         )
 
 
+def check_ids(encoded: EncodedTexts, *, vocabulary: int | None) -> None:
+    """Raise InvalidModel where the tokenizer gives an id that the model's table of `vocabulary` rows does not have."""
+    largest = max(encoded.pad_id, *map(max, encoded.input_ids))
+    if vocabulary is not None and largest >= vocabulary:
+        raise InvalidModel(
+            f"the tokenizer gives token id {largest}, and the model's vocabulary has {vocabulary}: use the model's own "
+            "tokenizer, without added tokens",
+            reason="BAD_TOKENIZER",
+        )
+
+
 def encode(texts: Sequence[str], *, tokenizer: Any, max_length: int) -> EncodedTexts:
     """Tokenize with special tokens; texts over `max_length` tokens are cut as the tokenizer cuts, and counted."""
     ids: list[list[int]] = []
@@ -81,7 +93,7 @@ def encode(texts: Sequence[str], *, tokenizer: Any, max_length: int) -> EncodedT
     empty = next((i for i, row in enumerate(ids) if not row), None)
     if empty is not None:
         raise InvalidDataset(f"row {empty} (from 0) of the dataset gives no token: leave empty texts out")
-    return EncodedTexts(tuple(ids), tuple(types), tokenizer.pad_token_id, truncated)
+    return EncodedTexts(tuple(ids), tuple(types), tokenizer.pad_token_id or 0, truncated)
 
 
 def padded_batches(encoded: EncodedTexts, *, batch_size: int) -> Iterator[tuple[NDArray[np.int64], Feeds]]:
@@ -94,12 +106,10 @@ def padded_batches(encoded: EncodedTexts, *, batch_size: int) -> Iterator[tuple[
 
 
 def _pad(encoded: EncodedTexts, rows: NDArray[np.int64]) -> Feeds:
-    """Feeds [N, T], padded on the right; padding has mask 0."""
+    """Feeds [N, T], padded on the right; padding has mask 0, so that which token it is changes nothing."""
     lengths = [len(encoded.input_ids[i]) for i in rows]
     shape = (len(rows), max(lengths))
-    if encoded.pad_id is None and min(lengths) != max(lengths):
-        raise InvalidModel("the tokenizer has no padding token: give it one, or set `batch_size` to 1")
-    ids_NT = np.full(shape, encoded.pad_id or 0, dtype=np.int64)
+    ids_NT = np.full(shape, encoded.pad_id, dtype=np.int64)
     types_NT, mask_NT = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
     for n, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         ids_NT[n, :length] = encoded.input_ids[row]

@@ -114,7 +114,7 @@ def rows_of(source: TextIO, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    files = sorted(folder.rglob("*.jsonl"))
+    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() == ".jsonl" and file.is_file())
     if not files:
         raise InvalidDataset(NO_FILE)
     found = False

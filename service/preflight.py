@@ -110,8 +110,11 @@ def dataset_warnings(request: ConversionRequest, inputs: Inputs) -> Iterator[str
 
 
 def check_lengths(request: ConversionRequest, base: Facts) -> None:
-    """No text, training batch or latency run is longer than the model's positions."""
-    evaluation, most = request.evaluation, base["max_positions"]
+    """No text, training batch or latency run is longer than the model's positions, no text that is evaluated longer
+    than its tokenizer is made for.
+    """
+    evaluation, most = request.evaluation, int(base["max_positions"])
+    limits = {"evaluation.max_length": min(most, base["tokenizer"]["model_max_length"] or most)}
     lengths = {
         "evaluation.max_length": evaluation.max_length,
         "evaluation.latency.sequence_lengths": max(evaluation.latency.sequence_lengths),
@@ -122,9 +125,11 @@ def check_lengths(request: ConversionRequest, base: Facts) -> None:
         },
     }
     for field, length in lengths.items():
-        if length > most:
+        limit = limits.get(field, most)
+        if length > limit:
+            owner = "model" if limit == most else "model's tokenizer"
             raise InvalidRequest(
-                f"{field} is {length}: the model takes at most {most} tokens", reason="TOO_LONG", field=field
+                f"{field} is {length}: the {owner} takes at most {limit} tokens", reason="TOO_LONG", field=field
             )
 
 

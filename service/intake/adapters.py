@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
+from compressors.adapter_config import lora_settings, stands_for
 from modelpress.errors import InvalidModel
 from service.intake.configs import refuse_code_references
 from service.intake.folder import MAX_CONFIG_BYTES, Folder, refuse_other_weights, refuse_payloads
@@ -21,16 +22,12 @@ PREFIX = "base_model.model."
 MAX_RANK = 16_384
 CODE_FIELDS = ("megatron_config",)
 """Settings with which PEFT imports a module that the config names."""
-STRUCTURE_FIELDS = ("layer_replication",)
-"""Settings that change which layers the base has."""
 
-_PART = re.compile(
-    r"(?P<module>.+)\.lora_(?P<part>A|B|embedding_A|embedding_B|magnitude_vector)(?P<rest>\.weight|\.bias)?"
-)
+_PART = re.compile(r"(?P<module>.+)\.lora_(?P<part>A\.weight|B\.weight|B\.bias)")
 
 
 Parts = Mapping[str, str]
-"""LoRA tensors of one module: part (`A`, `B`, `embedding_A`, `magnitude_vector`, ...) -> tensor's name."""
+"""LoRA tensors of one module: part (`A.weight`, `B.weight`, `B.bias`) -> tensor's name."""
 
 
 def inspect_adapter(folder: Folder) -> dict[str, Any]:
@@ -42,7 +39,8 @@ def inspect_adapter(folder: Folder) -> dict[str, Any]:
     config = _read_config(folder)
     weights = read_weights(folder, "adapter_model")
     ranks = _ranks_of(config)
-    modules, saved = _sort(weights)
+    _check_settings(config)
+    modules, saved = _sort(weights, trained_biases=config.get("bias") == "all")
     shapes = {name: _pair(name, parts, weights, ranks) for name, parts in modules.items()}
     if not shapes:
         _fail("BAD_ADAPTER", "adapter_model.safetensors", "holds no LoRA matrices: nothing could be merged")
@@ -52,7 +50,7 @@ def inspect_adapter(folder: Folder) -> dict[str, Any]:
         "task_type": config.get("task_type"),
         "target_modules": _checkable_targets(config),
         "modules": shapes,
-        "saved": {name: list(weights[PREFIX + name].tensor.shape) for name in saved},
+        "saved": {target: list(weights[name].tensor.shape) for target, name in saved.items()},
         "parameters": sum(weight.tensor.elements for weight in weights.values()),
         "warnings": [],
     }
@@ -71,13 +69,18 @@ def _read_config(folder: Folder) -> dict[str, Any]:
     for name in CODE_FIELDS:
         if config.get(name):
             _fail("CODE_REFERENCE", file.path, f"sets {name}, which imports a module by name: leave it out")
-    for name in STRUCTURE_FIELDS:
-        if config.get(name):
-            _fail("BAD_ADAPTER", file.path, f"sets {name}, which changes the base's layers: it is not supported")
     alpha = config.get("lora_alpha")
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
         _fail("BAD_ADAPTER", file.path, f"has lora_alpha {str(alpha)[:40]!r}: it must be a number")
     return config
+
+
+def _check_settings(config: Mapping[str, Any]) -> None:
+    """Refuse now what the merge would refuse later: a setting that it does not carry out."""
+    try:
+        lora_settings(config)
+    except InvalidModel as fault:
+        _fail("BAD_ADAPTER", "adapter_config.json", f"cannot be merged: {fault.message}")
 
 
 def _ranks_of(config: Mapping[str, Any]) -> frozenset[int]:
@@ -102,10 +105,10 @@ def _checkable_targets(config: Mapping[str, Any]) -> list[str] | None:
     return targets
 
 
-def _sort(weights: Mapping[str, Weight]) -> tuple[dict[str, dict[str, str]], list[str]]:
-    """LoRA tensors by module, and the names of the others, both without PEFT's prefix."""
+def _sort(weights: Mapping[str, Weight], *, trained_biases: bool) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """LoRA tensors by module, and by the base's tensor those that replace one, both without PEFT's own names."""
     modules: dict[str, dict[str, str]] = {}
-    saved = []
+    saved: dict[str, str] = {}
     for name, weight in weights.items():
         path = weight.file.path
         if weight.tensor.dtype not in FLOAT_DTYPES:
@@ -116,32 +119,28 @@ def _sort(weights: Mapping[str, Weight]) -> tuple[dict[str, dict[str, str]], lis
             )
         if not name.startswith(PREFIX):
             _fail("BAD_ADAPTER", path, f"holds {name!r}: every name of a PEFT adapter begins with {PREFIX!r}")
-        bare = name.removeprefix(PREFIX)
-        found = _PART.fullmatch(bare)
+        target = stands_for(name.removeprefix(PREFIX), trained_biases=trained_biases)
+        found = _PART.fullmatch(target or "")
         if found:
-            part = found["part"] + (".bias" if found["rest"] == ".bias" else "")
-            modules.setdefault(found["module"], {})[part] = name
-        elif ".lora_" in bare:
-            _fail("BAD_ADAPTER", path, f"holds {name!r}, which is no LoRA tensor as PEFT saves it")
-        else:
-            saved.append(bare)
+            modules.setdefault(found["module"], {})[found["part"]] = name
+        elif target and ".lora_" in target:
+            _fail("BAD_ADAPTER", path, f"holds {name!r}: only LoRA on linear layers, as PEFT saves it, can be merged")
+        elif target:
+            saved[target] = name
     return modules, saved
 
 
 def _pair(name: str, parts: Parts, weights: Mapping[str, Weight], ranks: frozenset[int]) -> dict[str, Any]:
-    """The rank, and the base weight's shape: [out, in] of a linear layer, [rows, width] of an embedding table."""
-    kind = "embedding_" if any(part.startswith("embedding_") for part in parts) else ""
+    """The rank, and the linear layer's shape in the base, [out, in]."""
     for part, other in (("A", "B"), ("B", "A")):
-        if kind + part not in parts:
-            _fail(
-                "BAD_ADAPTER", name, f"has lora_{kind}{other} and no lora_{kind}{part}: half of the adapter is missing"
-            )
-    a, b = (weights[parts[kind + part]].tensor.shape for part in ("A", "B"))
+        if f"{part}.weight" not in parts:
+            _fail("BAD_ADAPTER", name, f"has lora_{other} and no lora_{part}: half of the adapter is missing")
+    a, b = (weights[parts[f"{part}.weight"]].tensor.shape for part in ("A", "B"))
     if len(a) != 2 or len(b) != 2:
         _fail(
             "BAD_ADAPTER",
             name,
-            f"has LoRA matrices of shapes {list(a)} and {list(b)}: only linear layers and embeddings are supported",
+            f"has LoRA matrices of shapes {list(a)} and {list(b)}: only linear layers are supported",
         )
     if a[0] != b[1] or a[0] not in ranks:
         _fail(
@@ -149,8 +148,7 @@ def _pair(name: str, parts: Parts, weights: Mapping[str, Weight], ranks: frozens
             name,
             f"has lora_A {list(a)} and lora_B {list(b)}: A's rows and B's columns must be the rank, {sorted(ranks)}",
         )
-    shape = [a[1], b[0]] if kind else [b[0], a[1]]
-    return {"rank": a[0], "weight": shape}
+    return {"rank": a[0], "weight": [b[0], a[1]]}
 
 
 def _fail(reason: str, what: str, sentence: str) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from modelpress.errors import InvalidModel
@@ -17,6 +17,25 @@ ACTIVATIONS = frozenset(
 
 KERNEL_FIELDS = ("attn_implementation", "_attn_implementation", "experts_implementation")
 """transformers loads a kernel from a hub where one of these names its repository."""
+
+
+def _is_share(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value <= 1
+
+
+VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), (_is_share, "a number from 0 to 1")),
+    "classifier_dropout": (lambda value: value is None or _is_share(value), "null or a number from 0 to 1"),
+    "layer_norm_eps": (lambda value: type(value) is float and value > 0, "a decimal number above 0, e.g. 1e-12"),
+    "initializer_range": (lambda value: type(value) is float and value >= 0, "a decimal number, e.g. 0.02"),
+    **dict.fromkeys(
+        ("dtype", "torch_dtype"),
+        (lambda value: value in (None, "float32", "float16", "bfloat16", "float64"), "the dtype of the weights"),
+    ),
+    "return_dict": (lambda value: value in (None, True), "true, or left out"),
+    "chunk_size_feed_forward": (lambda value: value == 0, "0, or left out"),
+}
+"""field -> (whether transformers makes a model of the value that can be compressed, what it must be)."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -53,6 +72,18 @@ def refuse_unsupported_settings(config: Mapping[str, Any]) -> None:
         _fail("is_decoder", "or add_cross_attention is set: only encoders are supported")
 
 
+def refuse_impossible_values(config: Mapping[str, Any]) -> None:
+    """Refuse values of which no model can be made, and a padding token that the embedding table does not have."""
+    for field, (is_possible, wanted) in VALUES.items():
+        if field in config and not is_possible(config[field]):
+            _fail(field, f"is {str(config[field])[:40]!r}: it must be {wanted}")
+    pad, vocabulary = config.get("pad_token_id"), config.get("vocab_size")
+    if pad is not None and not (type(pad) is int and type(vocabulary) is int and 0 <= pad < vocabulary):
+        _fail(
+            "pad_token_id", f"is {str(pad)[:40]!r}: it must be null or an id below vocab_size, {str(vocabulary)[:40]}"
+        )
+
+
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     """Label names in the order of their ids, from `id2label`; `label2id` and `num_labels` must agree where given."""
     table = config.get("id2label")
@@ -66,8 +97,8 @@ def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     labels = tuple(table[i] for i in wanted)
     _check_names(labels)
     back = config.get("label2id")
-    if back is not None and back != {label: i for i, label in enumerate(labels)}:
-        _labels_fail("label2id", "is not the inverse of id2label")
+    if "label2id" in config and back != {label: i for i, label in enumerate(labels)}:
+        _labels_fail("label2id", "is not the inverse of id2label: correct it, or leave it out")
     if config.get("num_labels") not in (None, len(labels)):
         _labels_fail("num_labels", f"is {str(config['num_labels'])[:40]}, id2label has {len(labels)} labels")
     return labels

@@ -17,6 +17,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 MAX_LAYERS = 1024
 MAX_WIDTH = 1 << 24
+MIN_POSITIONS = 8
+"""Graphs are traced on inputs of 8 tokens."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def dimensions_of(config: Mapping[str, Any]) -> Dimensions:
         layers=_size(config, "num_hidden_layers", MAX_LAYERS),
         heads=heads,
         ffn=_size(config, "intermediate_size"),
-        max_positions=_size(config, "max_position_embeddings"),
+        max_positions=_size(config, "max_position_embeddings", least=MIN_POSITIONS),
         token_types=_size(config, "type_vocab_size"),
     )
 
@@ -104,10 +106,10 @@ def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
-def _size(config: Mapping[str, Any], field: str, largest: int = MAX_WIDTH) -> int:
+def _size(config: Mapping[str, Any], field: str, largest: int = MAX_WIDTH, least: int = 1) -> int:
     value = config.get(field)
-    if type(value) is not int or not 1 <= value <= largest:
-        _impossible(field, f"{value!r}"[:80] + f": it must be an integer from 1 to {largest}")
+    if type(value) is not int or not least <= value <= largest:
+        _impossible(field, f"{value!r}"[:80] + f": it must be an integer from {least} to {largest}")
     return value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -21,6 +22,7 @@ CODE_SUFFIXES = frozenset({".py", ".pyc", ".so", ".dll", ".dylib", ".exe", ".sh"
 WEIGHT_SUFFIXES = frozenset(
     {".onnx", ".h5", ".keras", ".msgpack", ".ot", ".gguf", ".ggml", ".tflite", ".pb", ".npz", ".npy", ".mlmodel"}
 )
+_ONNX_SIDE_FILE = re.compile(r"\.onnx[._]data(_\d+)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def refuse_payloads(folder: Folder, error: type[InvalidRequest]) -> None:
 def refuse_other_weights(folder: Folder, error: type[InvalidRequest]) -> None:
     """Refuse weights in formats that no stage reads: left in, they would ship unchanged beside the compressed model."""
     for entry in folder.manifest.files:
-        if PurePosixPath(entry.path).suffix.lower() in WEIGHT_SUFFIXES:
+        if PurePosixPath(entry.path).suffix.lower() in WEIGHT_SUFFIXES or _ONNX_SIDE_FILE.search(entry.path):
             _refuse(entry, error, "UNSUPPORTED_WEIGHTS")
 
 

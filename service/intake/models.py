@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from modelpress.errors import InvalidModel
-from service.intake.configs import labels_of, refuse_code_references, refuse_unsupported_settings
+from service.intake.configs import (
+    labels_of,
+    refuse_code_references,
+    refuse_impossible_values,
+    refuse_unsupported_settings,
+)
 from service.intake.families import Shapes, architecture_of, dimensions_of
 from service.intake.folder import MAX_CONFIG_BYTES, Folder, refuse_other_weights, refuse_payloads
 from service.intake.tokenizers import inspect_tokenizer
@@ -22,10 +27,18 @@ WRAPPERS: Mapping[str, str] = {
 """What a wrapper puts before tensors' names, and which model to save instead."""
 
 
+RESERVED: Mapping[str, str] = {
+    "adapter_config.json": "belongs to a LoRA adapter: upload that as an artifact of its own, of kind ADAPTER",
+    "quantization.json": "is the name of a file that the stage `quantize` writes: rename it, or leave it out",
+}
+"""Files that would change how the model is loaded."""
+
+
 def inspect_model(folder: Folder) -> dict[str, Any]:
     """Facts of a base model. Cheap checks come first: the weights' bytes are read last."""
     refuse_payloads(folder, InvalidModel)
     refuse_other_weights(folder, InvalidModel)
+    refuse_reserved_names(folder)
     config = _read_config(folder)
     architecture, dimensions, labels = architecture_of(config), dimensions_of(config), labels_of(config)
     weights = read_weights(folder, "model")
@@ -48,6 +61,12 @@ def inspect_model(folder: Folder) -> dict[str, Any]:
         **weight_facts(weights),
         "warnings": [f"tensor {name!r} belongs to no part of {config['architectures'][0]}: not used" for name in extra],
     }
+
+
+def refuse_reserved_names(folder: Folder) -> None:
+    for name, sentence in RESERVED.items():
+        if folder.manifest.entry(name):
+            raise InvalidModel(f"{name} {sentence}", reason="BAD_CONFIG", field=name)
 
 
 def weight_facts(weights: Mapping[str, Weight]) -> dict[str, Any]:
@@ -106,6 +125,7 @@ def _read_config(folder: Folder) -> dict[str, Any]:
     config = folder.json_object(file, InvalidModel, limit=MAX_CONFIG_BYTES)
     refuse_code_references(config, file.path)
     refuse_unsupported_settings(config)
+    refuse_impossible_values(config)
     return config
 
 

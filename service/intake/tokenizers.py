@@ -25,15 +25,19 @@ def inspect_tokenizer(folder: Folder, *, vocabulary: int) -> dict[str, Any]:
             "(`tokenizer.save_pretrained(folder)`)",
             reason="NO_TOKENIZER",
         )
+    file = (tokenizer or words or folder.manifest.files[0]).path
+    settings = _settings(folder)
+    for source, ids in (("tokenizer_config.json", _added(settings)), ("added_tokens.json", _added_alone(folder))):
+        if max(ids, default=0) > largest:
+            largest, file = max(ids), source
     if largest >= vocabulary:
-        file = (tokenizer or words or folder.manifest.files[0]).path
         raise InvalidModel(
             f"{file} has token ids up to {largest}, and the embedding table has {vocabulary} rows: "
             "this tokenizer belongs to another model",
             reason="BAD_TOKENIZER",
             field=file,
         )
-    return {"largest_id": largest, "model_max_length": _max_length(folder)}
+    return {"largest_id": largest, "model_max_length": _max_length(settings)}
 
 
 def _ids(tokenizer: dict[str, Any], file: FileEntry) -> list[int]:
@@ -65,12 +69,30 @@ def _count_lines(folder: Folder, file: FileEntry) -> int:
     return count + (last not in (b"", b"\n"))
 
 
-def _max_length(folder: Folder) -> int | None:
-    """`model_max_length` of tokenizer_config.json; None where it states none (transformers then writes 1e30)."""
+def _settings(folder: Folder) -> dict[str, Any]:
+    """tokenizer_config.json; empty where there is none."""
     file = folder.manifest.entry("tokenizer_config.json")
     if file is None:
-        return None
+        return {}
     settings = folder.json_object(file, InvalidModel, limit=MAX_CONFIG_BYTES)
     refuse_code_references(settings, file.path)
+    return settings
+
+
+def _added(settings: dict[str, Any]) -> list[int]:
+    """Ids that `added_tokens_decoder` gives, which transformers adds to those of tokenizer.json."""
+    added = settings.get("added_tokens_decoder")
+    return [int(key) for key in added if key.isdecimal() and len(key) < 20] if isinstance(added, dict) else []
+
+
+def _added_alone(folder: Folder) -> list[int]:
+    """Ids of added_tokens.json, which older releases wrote."""
+    file = folder.manifest.entry("added_tokens.json")
+    found = folder.json_object(file, InvalidModel, limit=MAX_TOKENIZER_BYTES) if file else {}
+    return [token_id for token_id in found.values() if type(token_id) is int]
+
+
+def _max_length(settings: dict[str, Any]) -> int | None:
+    """`model_max_length`; None where it states none (transformers then writes 1e30)."""
     length = settings.get("model_max_length")
     return length if type(length) is int and 0 < length < 1 << 31 else None

@@ -69,10 +69,11 @@ def test_shards_are_read_as_one_model(bert: Path, tmp_path: Path) -> None:
 
 def test_weights_in_other_formats_are_no_companions(model: Path) -> None:
     (model / "pytorch_model.bin").write_bytes(b"stale")
+    (model / "model.onnx.data").write_bytes(b"stale")
     (model / "onnx").mkdir()
     (model / "onnx/model.onnx").write_bytes(b"stale")
 
-    assert {"pytorch_model.bin", "onnx/model.onnx"}.isdisjoint(companion_files(model))
+    assert {"pytorch_model.bin", "onnx/model.onnx", "model.onnx.data"}.isdisjoint(companion_files(model))
 
 
 @pytest.mark.parametrize(
@@ -114,6 +115,16 @@ def test_missing_surplus_and_misshapen_tensors_are_refused(model: Path) -> None:
         save_file(changed, model / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(InvalidModel, match=mention):
             load_model(model)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"layer_norm_eps": 0}, {"pad_token_id": 1000}, {"dtype": "rubbish"}, {"hidden_dropout_prob": "x"}]
+)
+def test_a_config_that_no_model_can_be_made_of_is_the_model_s_fault(model: Path, fields: dict[str, object]) -> None:
+    change_config(model, **fields)
+
+    with pytest.raises(InvalidModel, match="do not load into BertForSequenceClassification"):
+        load_model(model)
 
 
 def test_pickle_weights_are_refused_with_the_cure(model: Path) -> None:

@@ -208,6 +208,12 @@ def test_a_tensor_that_does_not_fit_is_refused(bert, make_adapter, tmp_path, edi
     assert_refused(bert, adapter, tmp_path / "merged", mentions)
 
 
+def test_an_adapter_that_overflows_is_refused_as_the_adapter_s_fault(bert: Path, make_adapter, tmp_path: Path) -> None:
+    adapter = configure(make_adapter(), lora_alpha=1e39)
+
+    assert_refused(bert, adapter, tmp_path / "merged", ["'one'", "NaN or infinity", "lora_alpha"])
+
+
 def test_an_untrained_adapter_is_refused(bert: Path, make_adapter, tmp_path: Path) -> None:
     adapter = configure(make_adapter(), modules_to_save=None, task_type=None)
     change(adapter, lambda t: {k: v * (0 if "lora_B" in k else 1) for k, v in t.items() if "classifier" not in k})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from evaluators.tokenization import EncodedTexts, encode, load_tokenizer, padded_batches
+from evaluators.tokenization import EncodedTexts, check_ids, encode, load_tokenizer, padded_batches
 from modelpress.errors import InvalidDataset, InvalidModel
 
 
@@ -47,8 +47,17 @@ def test_batches_hold_every_row_once_and_mask_what_they_pad():
     }
 
 
-def test_without_a_padding_token_only_equal_lengths_share_a_batch():
-    encoded = EncodedTexts(([5], [6, 7], [8, 9]), ([0], [0, 0], [0, 0]), pad_id=None, truncated=0)
-    assert [len(rows) for rows, _ in padded_batches(encoded, batch_size=1)] == [1, 1, 1]
-    with pytest.raises(InvalidModel, match="padding token"):
-        list(padded_batches(encoded, batch_size=3))
+def test_a_tokenizer_without_a_padding_token_pads_with_what_the_mask_leaves_out(tokenizer_folder):
+    tokenizer = load_tokenizer(tokenizer_folder)
+    tokenizer.pad_token = None
+    encoded = encode(["w0", "w0 w1"], tokenizer=tokenizer, max_length=4)
+    ((_, feeds),) = padded_batches(encoded, batch_size=2)
+    assert feeds["input_ids"].tolist() == [[2, 4, 3, 0], [2, 4, 5, 3]]
+    assert feeds["attention_mask"].tolist() == [[1, 1, 1, 0], [1, 1, 1, 1]]
+
+
+def test_an_id_that_the_models_table_does_not_have_is_named():
+    encoded = EncodedTexts(([5], [6, 7]), ([0], [0, 0]), pad_id=0, truncated=0)
+    check_ids(encoded, vocabulary=8)
+    with pytest.raises(InvalidModel, match="token id 7, and the model's vocabulary has 7"):
+        check_ids(encoded, vocabulary=7)

@@ -35,6 +35,12 @@ def test_rows_keep_the_order_of_files_and_lines(tmp_path):
     assert _read(tmp_path) == LabelledTexts(("zero", "one", "two"), ("no", "yes", "no"))
 
 
+def test_a_jsonl_file_is_one_in_any_case_and_a_folder_of_that_name_is_none(tmp_path):
+    _write(tmp_path, _lines(ROWS[:1]), "part.jsonl/A.JSONL")
+    _write(tmp_path, _lines(ROWS[1:]), "z.Jsonl")
+    assert _read(tmp_path).texts == ("one", "two")
+
+
 def test_a_byte_order_mark_crlf_and_blank_lines_change_nothing(tmp_path):
     text = "\ufeff" + "".join(json.dumps(row) + "\r\n\r\n" for row in ROWS)
     assert _read(_write(tmp_path, text)) == LabelledTexts(("one", "two"), ("yes", "no"))

@@ -31,14 +31,24 @@ def test_facts_name_each_module_with_the_weight_that_it_needs(inspect: Inspect, 
     assert facts["target_modules"] == ["query"]
 
 
-def test_an_embedding_pair_needs_the_table_as_rows_by_width(inspect: Inspect, adapter_files: Files) -> None:
-    name = "bert.embeddings.word_embeddings"
-    tensors = {
-        f"base_model.model.{name}.lora_embedding_A": np.ones((2, 12), np.float32),
-        f"base_model.model.{name}.lora_embedding_B": np.ones((8, 2), np.float32),
+def test_biases_are_facts_under_the_base_s_names_whatever_wrapper_peft_saved_them_under(
+    inspect: Inspect, adapter_files: Files
+) -> None:
+    bias, head = np.ones(8, np.float32), np.ones(2, np.float32)
+    tensors = adapter_tensors() | {
+        f"{PREFIX}.base_layer.bias": bias,
+        "base_model.model.bert.pooler.dense.bias": bias,
+        "base_model.model.classifier.modules_to_save.default.bias": head,
+        "base_model.model.classifier.original_module.bias": head,
     }
     adapter_files["adapter_model.safetensors"] = safetensors(tensors)
-    assert inspect(ADAPTER, adapter_files)["modules"] == {name: {"rank": 2, "weight": [12, 8]}}
+    adapter_files["adapter_config.json"] = encode(ADAPTER_CONFIG | {"bias": "all"})
+    assert inspect(ADAPTER, adapter_files)["saved"] == {
+        f"{QUERY}.bias": [8],
+        "bert.pooler.dense.bias": [8],
+        "classifier.bias": [2],
+        "classifier.weight": [2, 8],
+    }
 
 
 @pytest.mark.parametrize(
@@ -52,6 +62,13 @@ def test_an_embedding_pair_needs_the_table_as_rows_by_width(inspect: Inspect, ad
         ({"megatron_config": {"a": 1}}, "CODE_REFERENCE", "megatron_config"),
         ({"auto_map": {"a": "b"}}, "CODE_REFERENCE", "auto_map"),
         ({"layer_replication": [[0, 2]]}, "BAD_ADAPTER", "layer_replication"),
+        ({"use_dora": True}, "BAD_ADAPTER", "use_dora"),
+        ({"init_lora_weights": "pissa"}, "BAD_ADAPTER", "init_lora_weights"),
+        ({"trainable_token_indices": [1]}, "BAD_ADAPTER", "trainable_token_indices"),
+        ({"alpha_pattern": {"query": "x"}}, "BAD_ADAPTER", "alpha_pattern"),
+        ({"rank_pattern": {"(" * 10_000: 2}}, "BAD_ADAPTER", "regular expression"),
+        ({"target_modules": []}, "BAD_ADAPTER", "target_modules"),
+        ({"task_type": "CAUSAL_LM"}, "BAD_ADAPTER", "SEQ_CLS"),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(
@@ -74,7 +91,14 @@ def test_a_rank_pattern_allows_its_ranks(inspect: Inspect, adapter_files: Files)
         (f"{PREFIX}.lora_A.weight", None, "lora_A"),
         (f"{PREFIX}.lora_B.weight", None, "lora_B"),
         (f"{PREFIX}.lora_B.weight", np.ones((8, 3), np.float32), "rank"),
-        (f"{PREFIX}.lora_A.weight", np.ones((2, 8, 1, 1), np.float32), "only linear layers and embeddings"),
+        (f"{PREFIX}.lora_A.weight", np.ones((2, 8, 1, 1), np.float32), "only linear layers"),
+        (f"{PREFIX}.lora_magnitude_vector", np.ones(8, np.float32), "only LoRA on linear layers"),
+        (
+            "base_model.model.bert.embeddings.word_embeddings.lora_embedding_A",
+            np.ones((2, 12), np.float32),
+            "embedding",
+        ),
+        (f"{PREFIX}.lora_A.bias", np.ones(2, np.float32), "lora_A.bias"),
         (f"{PREFIX}.lora_A.default.weight", np.ones((2, 8), np.float32), "lora_A.default"),
         ("transformer.h.0.lora_A.weight", np.ones((2, 8), np.float32), "base_model.model."),
     ],

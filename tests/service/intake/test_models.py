@@ -70,13 +70,32 @@ def test_facts_do_not_depend_on_how_the_weights_are_sharded(inspect: Inspect, ba
         ({"position_embedding_type": "relative_key"}, "BAD_CONFIG", "relative_key"),
         ({"quantization_config": {"bits": 4}}, "BAD_CONFIG", "quantization_config"),
         ({"problem_type": "regression"}, "BAD_CONFIG", "regression"),
+        ({"problem_type": "multi_label_classification"}, "BAD_CONFIG", "multi_label"),
+        ({"layer_norm_eps": 0}, "BAD_CONFIG", "layer_norm_eps"),
+        ({"layer_norm_eps": "1e-12"}, "BAD_CONFIG", "layer_norm_eps"),
+        ({"initializer_range": 1}, "BAD_CONFIG", "initializer_range"),
+        ({"hidden_dropout_prob": "x"}, "BAD_CONFIG", "hidden_dropout_prob"),
+        ({"attention_probs_dropout_prob": 1.5}, "BAD_CONFIG", "attention_probs_dropout_prob"),
+        ({"classifier_dropout": True}, "BAD_CONFIG", "classifier_dropout"),
+        ({"dtype": "rubbish"}, "BAD_CONFIG", "dtype"),
+        ({"torch_dtype": ["float32"]}, "BAD_CONFIG", "torch_dtype"),
+        ({"return_dict": False}, "BAD_CONFIG", "return_dict"),
+        ({"chunk_size_feed_forward": 2}, "BAD_CONFIG", "chunk_size_feed_forward"),
+        ({"pad_token_id": 12}, "BAD_CONFIG", "pad_token_id"),
+        ({"pad_token_id": -1}, "BAD_CONFIG", "pad_token_id"),
+        ({"max_position_embeddings": 7}, "BAD_CONFIG", "from 8"),
+        ({"label2id": None}, "BAD_LABELS", "leave it out"),
         ({"id2label": None}, "BAD_LABELS", "id2label"),
         ({"id2label": {"0": "a", "2": "b"}}, "BAD_LABELS", "id2label"),
         ({"id2label": {"0": "a", "1": "a"}, "label2id": None}, "BAD_LABELS", "two classes"),
         ({"id2label": {"0": "a", "1": 3}, "label2id": None}, "BAD_LABELS", "3"),
         ({"label2id": {"benign": 1, "injection": 0}}, "BAD_LABELS", "label2id"),
         ({"num_labels": 3}, "BAD_LABELS", "num_labels"),
-        ({"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": None}, "BAD_TENSORS", "classifier.weight"),
+        (
+            {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}},
+            "BAD_TENSORS",
+            "classifier.weight",
+        ),
     ],
 )
 def test_a_config_that_cannot_be_is_refused(
@@ -85,6 +104,22 @@ def test_a_config_that_cannot_be_is_refused(
     base_files["config.json"] = encode(CONFIG | change)
     error = refuse(inspect, base_files)
     assert (error.reason, mentions in error.message) == (reason, True), error.message
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"layer_norm_eps": 1e-05, "initializer_range": 0.02, "hidden_dropout_prob": 0, "classifier_dropout": 0.5},
+        {"attention_probs_dropout_prob": 0.1, "classifier_dropout": None, "return_dict": True},
+        {"pad_token_id": None, "torch_dtype": None, "dtype": "bfloat16", "chunk_size_feed_forward": 0},
+        {"pad_token_id": 11, "torch_dtype": "float16"},
+    ],
+)
+def test_the_values_that_transformers_itself_writes_are_taken(
+    inspect: Inspect, base_files: Files, change: dict[str, Any]
+) -> None:
+    base_files["config.json"] = encode(CONFIG | change)
+    assert inspect(MODEL, base_files)["warnings"] == []
 
 
 @pytest.mark.parametrize(
@@ -131,6 +166,11 @@ PICKLE = pickle.dumps({"weight": 1})
         ("model.onnx", b"", "UNSUPPORTED_WEIGHTS"),
         ("onnx/model.ONNX", b"", "UNSUPPORTED_WEIGHTS"),
         ("tf_model.h5", b"", "UNSUPPORTED_WEIGHTS"),
+        ("model.onnx.data", b"", "UNSUPPORTED_WEIGHTS"),
+        ("onnx/model.onnx_data", b"", "UNSUPPORTED_WEIGHTS"),
+        ("model.ONNX_data_1", b"", "UNSUPPORTED_WEIGHTS"),
+        ("adapter_config.json", b"{}", "BAD_CONFIG"),
+        ("quantization.json", b"{}", "BAD_CONFIG"),
     ],
 )
 def test_what_could_run_or_would_ship_unread_is_refused(
@@ -231,6 +271,8 @@ def test_integer_weights_are_refused(inspect: Inspect, base_files: Files) -> Non
         ({"tokenizer.json": encode({"model": {"vocab": {"a": -1}}})}, "BAD_TOKENIZER"),
         ({"tokenizer.json": encode({"model": {"vocab": {"a": 12}}})}, "BAD_TOKENIZER"),
         ({"tokenizer.json": None, "vocab.txt": b"w\n" * 13}, "BAD_TOKENIZER"),
+        ({"tokenizer_config.json": encode({"added_tokens_decoder": {"12": {"content": "<new>"}}})}, "BAD_TOKENIZER"),
+        ({"added_tokens.json": encode({"<new>": 12})}, "BAD_TOKENIZER"),
         ({"tokenizer_config.json": encode({"auto_map": {"AutoTokenizer": "x.y"}})}, "CODE_REFERENCE"),
         ({"model.safetensors.index.json": b"{}"}, "BAD_WEIGHT_FILES"),
         ({"adapter_model.safetensors": safetensors({"a": np.zeros(1, np.float32)})}, "BAD_WEIGHT_FILES"),

@@ -202,6 +202,13 @@ def test_nothing_is_longer_than_the_models_positions(
     assert "16" in caught.value.message
 
 
+def test_texts_are_not_longer_than_the_tokenizer_is_made_for(request_: ConversionRequest, facts: Facts) -> None:
+    facts[BASE]["tokenizer"] |= {"model_max_length": 12}
+    preflight(replace(request_, evaluation_yaml=SHORT.replace("max_length: 16", "max_length: 12")), facts, Server())
+    with pytest.raises(InvalidRequest, match="max_length is 16: the model's tokenizer takes at most 12 tokens"):
+        preflight(request_, facts, Server())
+
+
 def test_a_speed_gate_at_a_shape_that_is_not_timed_is_refused(request_: ConversionRequest, facts: Facts) -> None:
     with pytest.raises(InvalidPolicy):
         preflight(replace(request_, policy_yaml=POLICY.replace("16", "12")), facts, Server())
