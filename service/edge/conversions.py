@@ -23,12 +23,13 @@ from service.edge.conversion_messages import (
     state_of,
     verdict_of,
 )
+from service.edge.conversion_requests import request_from_proto
 from service.edge.names import resource_id
 from service.edge.paging import make_token, page_size, read_token
 from service.fit import Facts
 from service.identity import Caller, current_caller
 from service.preflight import Capabilities, preflight
-from service.requests import ConversionRequest, request_from_proto
+from service.requests import ConversionRequest
 from service.state.artifacts import ArtifactRepository
 from service.state.conversions import Conversion, Conversions, Filter, NewConversion
 from service.state.events import Journal

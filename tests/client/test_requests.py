@@ -6,7 +6,7 @@ from modelpress import wire
 from modelpress.digests import Digest
 from modelpress.errors import InvalidPolicy, InvalidRecipe, InvalidRequest
 from modelpress.requests import AdapterInput, ConversionRequest, Documents, Limits
-from service.requests import request_from_proto
+from service.edge.conversion_requests import request_from_proto
 
 POLICY = "gates:\n  size: {max_ratio: 0.3}\n"
 EXPORT = "stages:\n  - method: export\n"

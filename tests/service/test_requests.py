@@ -10,8 +10,10 @@ import pytest
 
 from modelpress.digests import Digest, digest_bytes
 from modelpress.errors import InvalidPolicy, InvalidRecipe, InvalidRequest
+from modelpress.requests import Limits
 from modelpress.v1 import conversions_pb2 as pb
-from service.requests import AdapterRequest, ConversionRequest, Limits, request_from_proto
+from service.edge.conversion_requests import request_from_proto
+from service.requests import AdapterRequest, ConversionRequest
 
 RECIPE = "stages:\n- method: merge_lora\n- method: prune\n- method: export\n"
 POLICY = "gates: {flips: {max_share: 0.1}}"

@@ -12,9 +12,10 @@ from modelpress.digests import Digest, digest_bytes
 from modelpress.errors import InvalidDataset, InvalidModel, InvalidPolicy, InvalidRequest, NotFound, OverLimit
 from modelpress.manifests import ArtifactKind
 from modelpress.recipes import read_recipe
+from modelpress.requests import Limits
 from service.estimates import EVIDENCE_BYTES, RUNTIME_BYTES, memory_need
 from service.preflight import preflight
-from service.requests import AdapterRequest, ConversionRequest, Limits
+from service.requests import AdapterRequest, ConversionRequest
 from tests.service.intake.tiny import Files, Inspect, jsonl
 
 BASE, ADAPTER, TRAIN, TEST = (digest_bytes(name.encode()) for name in ("base", "adapter", "train", "test"))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from modelpress.errors import AlreadyExists, Conflict, FailedPrecondition, NotFound
+from modelpress.requests import Limits
 from service.failures import Failure, FailureKind
-from service.requests import Limits
 from service.state.conversions import Filter
 from service.state.states import State
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from modelpress.reports import Verdict
-from service.requests import Limits
+from modelpress.requests import Limits
 from service.state.states import State
 from tests.service.jobs.workshop import publish_text, step
 

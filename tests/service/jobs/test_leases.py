@@ -7,8 +7,8 @@ import pytest
 from modelpress.digests import digest_bytes
 from modelpress.manifests import ArtifactKind, FileEntry, Manifest
 from modelpress.reports import Verdict
+from modelpress.requests import Limits
 from service.failures import Failure, FailureKind
-from service.requests import Limits
 from service.state.artifacts import Artifact, ArtifactRepository
 from service.state.leases import Lease, Leases, Result
 from service.state.states import LostLease, State
