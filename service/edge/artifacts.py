@@ -88,7 +88,7 @@ class ArtifactsServicer(rpc.ArtifactsServicer):
         return await self._run(self._create, current_caller().tenant, kind, request.manifest)
 
     async def GetArtifact(self, request: pb.GetArtifactRequest, context: Context) -> pb.Artifact:
-        return await self._run(self._get, current_caller().tenant, artifact_digest(request.name))
+        return await self._run(self._get, current_caller().tenant, artifact_digest(request.name, field="name"))
 
     async def ListArtifacts(self, request: pb.ListArtifactsRequest, context: Context) -> pb.ListArtifactsResponse:
         tenant, kind = current_caller().tenant, KINDS.get(request.kind)

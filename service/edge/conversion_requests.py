@@ -13,10 +13,10 @@ from modelpress.digests import Digest
 from modelpress.errors import InvalidRequest
 from modelpress.requests import Limits
 from modelpress.v1 import conversions_pb2 as pb
+from service.edge.names import artifact_digest
 from service.requests import AdapterRequest, ConversionRequest
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9-]{1,63}")
-_ARTIFACT = "artifacts/"
 
 
 def request_from_proto(message: pb.CreateConversionRequest) -> ConversionRequest:
@@ -38,19 +38,6 @@ def request_from_proto(message: pb.CreateConversionRequest) -> ConversionRequest
         seed=message.seed,
         priority=message.priority,
     )
-
-
-def artifact_digest(name: str, *, field: str) -> Digest:
-    """The digest in `artifacts/sha256:<hex>`; InvalidRequest naming `field` for anything else."""
-    if not name:
-        raise InvalidRequest(f"{field} is required: name an artifact as 'artifacts/sha256:<hex>'", field=field)
-    try:
-        return Digest(name.removeprefix(_ARTIFACT) if name.startswith(_ARTIFACT) else "")
-    except InvalidRequest:
-        raise InvalidRequest(
-            f"{field} is {name[:100]!r}: name an artifact as 'artifacts/sha256:' and 64 lower-case hex digits",
-            field=field,
-        ) from None
 
 
 def check_request_id(request_id: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from modelpress.digests import Digest
 from modelpress.errors import InvalidRequest
 
+ARTIFACT = "artifacts/"
+
 
 def resource_id(name: str, collection: str) -> str:
     """The part after `<collection>/`; InvalidRequest names what was expected."""
@@ -14,5 +16,14 @@ def resource_id(name: str, collection: str) -> str:
     return identifier
 
 
-def artifact_digest(name: str) -> Digest:
-    return Digest(resource_id(name, "artifacts"))
+def artifact_digest(name: str, *, field: str) -> Digest:
+    """The digest in `artifacts/sha256:<hex>`; InvalidRequest naming `field` for anything else."""
+    if not name:
+        raise InvalidRequest(f"{field} is required: name an artifact as 'artifacts/sha256:<hex>'", field=field)
+    try:
+        return Digest(name.removeprefix(ARTIFACT) if name.startswith(ARTIFACT) else "")
+    except InvalidRequest:
+        raise InvalidRequest(
+            f"{field} is {name[:100]!r}: name an artifact as 'artifacts/sha256:' and 64 lower-case hex digits",
+            field=field,
+        ) from None

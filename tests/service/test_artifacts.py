@@ -135,7 +135,7 @@ def test_a_download_is_resumed_at_any_offset(wire: Any) -> None:
     ("method", "request_", "field"),
     [
         ("GetArtifact", pb.GetArtifactRequest(name="uploads/x"), "name"),
-        ("GetArtifact", pb.GetArtifactRequest(name="artifacts/x"), "digest"),
+        ("GetArtifact", pb.GetArtifactRequest(name="artifacts/x"), "name"),
         ("GetUpload", pb.GetUploadRequest(name="x"), "name"),
         ("FindMissing", pb.FindMissingRequest(), "digests"),
         ("FindMissing", pb.FindMissingRequest(digests=["sha256:XYZ"]), "digest"),
