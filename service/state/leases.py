@@ -170,18 +170,18 @@ class Leases:
 
 
 def held(lease: Lease) -> ColumnElement[bool]:
-    """True for the lease's conversion while no other lease was given for it."""
-    return and_(conversions.c.id == lease.conversion, conversions.c.fence == lease.fence)
+    """True for the lease's conversion until the lease ends: it was given back, the conversion ended, or another has it.
+
+    The fence alone would not do: what was given back is QUEUED under the old fence until somebody claims it.
+    """
+    leased = conversions.c.state.in_([state.value for state in LEASED])
+    return and_(conversions.c.id == lease.conversion, conversions.c.fence == lease.fence, leased)
 
 
 def hold(change: Change, lease: Lease, values: Mapping[str, Any]) -> RowMapping:
     """Check the fence and lock the row until the change is committed; set `values`. Raises LostLease."""
-    leased = conversions.c.state.in_([state.value for state in LEASED])
     statement = (
-        update(conversions)
-        .where(held(lease), leased)
-        .values({"fence": lease.fence, **values})
-        .returning(*conversions.c)
+        update(conversions).where(held(lease)).values({"fence": lease.fence, **values}).returning(*conversions.c)
     )
     row = change.connection.execute(statement).mappings().one_or_none()
     if row is None:

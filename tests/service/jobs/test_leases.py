@@ -70,6 +70,35 @@ def test_a_server_that_was_taken_over_can_write_nothing(conversions, queued, lea
     assert Steps(journal).finished(queued.id, STEP) is None
 
 
+def given_back(conversions, leases, lease):
+    leases.requeue(lease, why="The server is stopping.")
+
+
+def ended_by_cancel(conversions, leases, lease):
+    conversions.cancel("default", lease.conversion)
+    leases.cancelled(lease)
+
+
+def retried_after_cancel(conversions, leases, lease):
+    ended_by_cancel(conversions, leases, lease)
+    conversions.retry("default", lease.conversion)
+
+
+def failed(conversions, leases, lease):
+    leases.fail(lease, BROKEN)
+
+
+@pytest.mark.parametrize("write", list(writes(None, None, None)))
+@pytest.mark.parametrize("end", [given_back, ended_by_cancel, retried_after_cancel, failed])
+def test_an_attempt_whose_lease_has_ended_can_write_nothing(conversions, queued, leases, journal, end, write):
+    lease, _ = leases.claim()
+    end(conversions, leases, lease)
+    before, told = conversions.get("default", queued.id), kinds(journal, queued.id)
+    with pytest.raises(LostLease):
+        writes(leases, Steps(journal), lease)[write]()
+    assert (conversions.get("default", queued.id), kinds(journal, queued.id)) == (before, told)
+
+
 def test_a_finished_conversion_has_its_verdict_and_its_output_can_be_downloaded(conversions, queued, leases, engine):
     lease, _ = leases.claim()
     leases.finish(lease, Result(OUTPUT, Verdict.REJECTED, None))
