@@ -121,8 +121,12 @@ def _check(report: Report, sources: Sources) -> None:
 
 @contextmanager
 def _private_folder(desk: Desk) -> Iterator[Path]:
-    """An empty folder that only this process's user can read, named like the conversion. A killed run's is replaced."""
-    scratch = desk.scratch / f"publication-{desk.conversion.id}"
+    """An empty folder that only this process's user can read, named like the conversion.
+
+    Each attempt has one of its own: a cancelled one may still be publishing when its retry does. What a killed server
+    left is deleted at the next start.
+    """
+    scratch = desk.scratch / f"publication-{desk.conversion.id}-{desk.conversion.attempt}"
     shutil.rmtree(scratch, ignore_errors=True)
     folder = scratch / desk.conversion.id
     try:

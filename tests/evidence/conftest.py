@@ -29,6 +29,7 @@ FILES = {
 class Conversion:
     id: str
     request: ConversionRequest
+    attempt: int = 1
 
 
 @dataclass(frozen=True)

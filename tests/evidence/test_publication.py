@@ -20,7 +20,7 @@ from modelpress.verification import verify_folder
 from service.publication import publish
 from service.signing import load_or_create_signer
 from tests.evidence import samples
-from tests.evidence.conftest import FILES, Prepared, all_files, prepare
+from tests.evidence.conftest import FILES, Desk, Prepared, all_files, prepare
 
 DOCUMENTED = {
     "report.json",
@@ -107,6 +107,26 @@ def test_publishing_again_gives_the_same_documents_and_fresh_signatures(prepared
 def test_nothing_is_left_in_the_scratch_folder(prepared):
     prepared.publish()
     assert list(prepared.desk.scratch.glob("publication-*")) == []
+
+
+def test_a_retry_that_publishes_while_the_cancelled_attempt_still_does_disturbs_neither(prepared, tmp_path):
+    desk = prepared.desk
+    retried = dataclasses.replace(
+        prepared, desk=dataclasses.replace(desk, conversion=dataclasses.replace(desk.conversion, attempt=2))
+    )
+    outputs = []
+
+    class Cancelled(Desk):
+        def now(self) -> float:
+            """Asked for while the output is signed: the retry publishes meanwhile."""
+            outputs.append(retried.download(retried.publish(), tmp_path / "retried"))
+            return super().now()
+
+    cancelled = Cancelled(desk.conversion, desk.store, desk.signer, desk.scratch)
+    outputs.append(prepared.download(dataclasses.replace(prepared, desk=cancelled).publish(), tmp_path / "cancelled"))
+    one, two = map(scan_folder, outputs)
+    assert [entry.path for entry in one.files] == [entry.path for entry in two.files]
+    assert list(desk.scratch.glob("publication-*")) == []
 
 
 KILLED = """
