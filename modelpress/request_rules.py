@@ -22,7 +22,8 @@ MAX_LABEL_VALUE_CHARACTERS = 255
 
 _ADAPTER_NAME = re.compile(r"[a-z0-9_-]{1,63}")
 _LABEL_KEY = re.compile(r"[a-z0-9_./-]{1,63}")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters, line separators, and what turns the direction of text: a label is what it looks like."""
 
 
 def check_inputs(recipe: Recipe, adapters: Sequence[str], *, train: bool, validation: bool) -> None:
@@ -66,9 +67,14 @@ def check_memory_limit(size_bytes: int | None) -> None:
         )
 
 
+def check_label_count(count: int) -> None:
+    """Of a conversion, and of a filter: each label is one more condition for the database."""
+    if count > MAX_LABELS:
+        raise InvalidRequest(f"{count} labels: at most {MAX_LABELS} are allowed", field="labels")
+
+
 def check_labels(labels: Mapping[str, str]) -> None:
-    if len(labels) > MAX_LABELS:
-        raise InvalidRequest(f"{len(labels)} labels: at most {MAX_LABELS} are allowed", field="labels")
+    check_label_count(len(labels))
     for key, value in labels.items():
         if not _LABEL_KEY.fullmatch(key):
             raise InvalidRequest(

@@ -95,13 +95,12 @@ class ArtifactsServicer(rpc.ArtifactsServicer):
         if request.kind and kind is None:
             raise InvalidRequest(f"kind {request.kind} is unknown to this server", field="kind")
         size, listing = page_size(request.page_size), ("artifacts", tenant, kind)
-        position = read_token(request.page_token, listing)
-        after = (float(position[0]), str(position[1])) if position else None
+        after = read_token(request.page_token, listing)
         found = await self._run(self._parts.repository.page, tenant, kind=kind, after=after, limit=size + 1)
         last = found[size - 1] if len(found) > size else None
         return pb.ListArtifactsResponse(
             artifacts=[_listed(summary) for summary in found[:size]],
-            next_page_token=make_token((last.created, str(last.digest)), listing) if last else "",
+            next_page_token=make_token(last.created, str(last.digest), listing) if last else "",
         )
 
     async def Download(self, request: pb.DownloadRequest, context: Context) -> AsyncIterator[pb.DownloadResponse]:

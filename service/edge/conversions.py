@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from modelpress.digests import Digest
 from modelpress.errors import InvalidRequest, NotFound, Unavailable
+from modelpress.request_rules import check_label_count
 from modelpress.v1 import conversions_pb2 as pb
 from modelpress.v1 import conversions_pb2_grpc as rpc
 from service.cache_look import CacheLook
@@ -141,13 +142,12 @@ class ConversionsServicer(rpc.ConversionsServicer):
     def _list(self, tenant: str, request: pb.ListConversionsRequest) -> pb.ListConversionsResponse:
         only = _filter(request)
         listing = (tenant, only.states, only.verdicts, sorted(only.labels.items()))
-        position = read_token(request.page_token, listing)
-        after = (float(position[0]), str(position[1])) if position else None
+        after = read_token(request.page_token, listing)
         size = page_size(request.page_size)
         found = self._conversions.page(tenant, only=only, after=after, limit=size + 1)
         shown = _fitting([conversion_message(conversion) for conversion in found[:size]])
         last = found[len(shown) - 1] if len(shown) < len(found) else None
-        token = make_token([last.created, last.id], listing) if last else ""
+        token = make_token(last.created, last.id, listing) if last else ""
         return pb.ListConversionsResponse(conversions=shown, next_page_token=token)
 
     def _cancel(self, tenant: str, request: pb.CancelConversionRequest) -> pb.Conversion:
@@ -166,6 +166,7 @@ def _id(name: str) -> str:
 
 
 def _filter(request: pb.ListConversionsRequest) -> Filter:
+    check_label_count(len(request.labels))
     return Filter(
         states=_known(state_of, request.states, "states"),
         verdicts=_known(verdict_of, request.verdicts, "verdicts"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
-from typing import Any
+import math
 
 from modelpress.errors import InvalidRequest
 
@@ -21,25 +20,28 @@ def page_size(wanted: int) -> int:
     return min(wanted or DEFAULT_PAGE, MAX_PAGE)
 
 
-def make_token(position: Sequence[Any], listing: object) -> str:
-    """`position` is where the next page begins; `listing` names the tenant and the filters."""
-    return base64.urlsafe_b64encode(json.dumps([_stamp(listing), *position]).encode()).decode()
+def make_token(created: float, last: str, listing: object) -> str:
+    """The next page begins after `last`, which was made at `created`; `listing` names the tenant and the filters."""
+    return base64.urlsafe_b64encode(json.dumps([_stamp(listing), created, last]).encode()).decode()
 
 
-def read_token(token: str, listing: object) -> list[Any] | None:
-    """The position; None for the first page. InvalidRequest where another listing gave the token."""
+def read_token(token: str, listing: object) -> tuple[float, str] | None:
+    """The position; None for the first page. InvalidRequest where this listing did not give the token."""
     if not token:
         return None
     try:
-        stamp, *position = json.loads(base64.urlsafe_b64decode(token.encode()))
-    except (ValueError, TypeError):
-        stamp, position = None, []
-    if stamp != _stamp(listing):
+        stamp, created, last = json.loads(base64.urlsafe_b64decode(token.encode()))
+        position = float(created), str(last)
+        position[1].encode()
+        known = stamp == _stamp(listing) and math.isfinite(position[0])
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        known = False
+    if not known:
         raise InvalidRequest(
             "page_token is not one that this listing gave: repeat the request of the former page with its token",
             field="page_token",
         )
-    return list(position)
+    return position
 
 
 def _stamp(listing: object) -> str:

@@ -167,6 +167,8 @@ def test_two_adapters_of_one_name_are_refused() -> None:
         ({"labels": {"": "x"}}, "labels"),
         ({"labels": {"a": "x" * 256}}, "labels.a"),
         ({"labels": {"a": "x\x00"}}, "labels.a"),
+        ({"labels": {"a": "\x9b31m"}}, "labels.a"),
+        ({"labels": {"a": "\u202egnp"}}, "labels.a"),
         ({"labels": {f"k{i}": "" for i in range(65)}}, "labels"),
     ],
 )

@@ -180,6 +180,7 @@ def test_faults_of_a_request_have_the_right_code_and_name_the_field(address):
         ("ListConversions", pb.ListConversionsRequest(page_size=-1), code.INVALID_ARGUMENT),
         ("ListConversions", pb.ListConversionsRequest(states=[0]), code.INVALID_ARGUMENT),
         ("ListConversions", pb.ListConversionsRequest(states=[99]), code.INVALID_ARGUMENT),
+        ("ListConversions", pb.ListConversionsRequest(labels={f"k{n}": "" for n in range(65)}), code.INVALID_ARGUMENT),
         ("CancelConversion", pb.CancelConversionRequest(name="conversions/none"), code.NOT_FOUND),
         ("RetryConversion", pb.RetryConversionRequest(name="conversions/none"), code.NOT_FOUND),
     ]
