@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,7 @@ class ArtifactsServicer(rpc.ArtifactsServicer):
         if not 1 <= len(request.digests) <= MAX_FILES:
             raise InvalidRequest(f"{len(request.digests)} digests: give 1 to {MAX_FILES}", field="digests")
         wanted = [Digest(text) for text in request.digests]
-        held = await self._run(self._parts.repository.held, current_caller().tenant, wanted)
+        held = await self._run(self._held, current_caller().tenant, wanted)
         return pb.FindMissingResponse(missing_digests=[str(digest) for digest in wanted if digest not in held])
 
     async def CreateUpload(self, request: pb.CreateUploadRequest, context: Context) -> pb.Upload:
@@ -112,10 +112,15 @@ class ArtifactsServicer(rpc.ArtifactsServicer):
         """Check what is held, look into the files, then name them."""
         parts = self._parts
         manifest = _manifest(message)
-        _check_held(manifest, parts.repository.held(tenant, [entry.digest for entry in manifest.files]))
+        _check_held(manifest, self._held(tenant, [entry.digest for entry in manifest.files]))
         facts = parts.inspector(kind, manifest, parts.store)
         parts.store.put_bytes(manifest.to_json())
         return _artifact(parts.repository.create(tenant, Artifact(kind, manifest, facts, self._clock())))
+
+    def _held(self, tenant: str, digests: Sequence[Digest]) -> dict[Digest, int]:
+        """Sizes of the blobs that the tenant holds and the store still has: one that was lost is sent again."""
+        held = self._parts.repository.held(tenant, digests)
+        return {digest: size for digest, size in held.items() if self._parts.store.has(digest)}
 
     def _get(self, tenant: str, digest: Digest) -> pb.Artifact:
         return _artifact(self._parts.repository.get(tenant, digest))

@@ -12,7 +12,7 @@ from modelpress.errors import AlreadyExists, NotFound
 from service.faults import fault_point
 from service.state.artifacts import held, hold, insert_missing
 from service.state.engine import reading
-from service.state.tables import uploads
+from service.state.tables import blobs, uploads
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,15 @@ class UploadRepository:
                 metadata={"upload": upload.name},
             )
         return upload
+
+    def forget(self, tenant: str, digest: Digest) -> None:
+        """The tenant holds the blob no longer. Writes only where it does: most uploads are of new blobs."""
+        with reading(self._engine) as connection:
+            if not held(connection, tenant, [digest]):
+                return
+        which = (blobs.c.tenant == tenant, blobs.c.digest == str(digest))
+        with self._engine.begin() as connection:
+            connection.execute(delete(blobs).where(*which))
 
     def get(self, tenant: str, identifier: str) -> Upload:
         query = select(uploads).where(uploads.c.id == identifier, uploads.c.tenant == tenant)

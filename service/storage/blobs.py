@@ -1,6 +1,7 @@
 """Where blobs lie: a local folder, or an object store by URL. Only digests make paths.
 
 <root>/blobs/sha256/ab/<hex>     complete blobs: written once, never changed
+<root>/damaged/<hex>             what no longer had its digest, kept for the operator
 <root>/staging/                  files on their way in, on the same file system, so that a rename publishes them
 """
 
@@ -45,6 +46,9 @@ class Blobs(Protocol):
         A blob of that digest that is there already stays, unless its size is wrong: then it is damaged and replaced.
         """
 
+    def set_aside(self, digest: Digest) -> None:
+        """No blob afterwards; its bytes are kept as `damaged/<hex>` for the operator, and the log says so."""
+
     def delete(self, digest: Digest) -> None:
         """No blob afterwards, whether or not there was one."""
 
@@ -60,6 +64,7 @@ def open_blobs(url: str, scratch: Path) -> Blobs:
 class LocalBlobs:
     def __init__(self, root: Path) -> None:
         self._blobs = root / "blobs" / "sha256"
+        self._damaged = root / "damaged"
         self.staging = root / "staging"
         for folder in (self._blobs, self.staging):
             folder.mkdir(parents=True, exist_ok=True)
@@ -92,6 +97,12 @@ class LocalBlobs:
             else:
                 file.rename(target)
             sync_folder(target.parent)
+
+    def set_aside(self, digest: Digest) -> None:
+        _log.error("a stored blob is damaged", extra={"fields": {"digest": str(digest)}})
+        self._damaged.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):
+            self._path(digest).rename(self._damaged / digest.hex)
 
     def delete(self, digest: Digest) -> None:
         self._path(digest).unlink(missing_ok=True)
@@ -143,6 +154,11 @@ class ObjectBlobs:
             with _remote_errors():
                 obstore.put(self._store, _key(digest), file)
         file.unlink()
+
+    def set_aside(self, digest: Digest) -> None:
+        _log.error("a stored blob is damaged", extra={"fields": {"digest": str(digest)}})
+        with _remote_errors(), suppress(FileNotFoundError):
+            obstore.rename(self._store, _key(digest), f"damaged/{digest.hex}")
 
     def delete(self, digest: Digest) -> None:
         with _remote_errors(), suppress(FileNotFoundError):

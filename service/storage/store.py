@@ -5,8 +5,9 @@
     store.fetch_folder(store.put_folder(folder), copy)      # copy holds the same files
 
 A put is durable, atomic and idempotent: it returns when the blob survives a power cut, a reader never sees half of one,
-and content that is there already is not written again. Threads and processes may share one store; each constructs its
-own ContentStore from the URL.
+and content that is there already is not written again. A blob that is read whole and found damaged is set aside: it is
+missing from then on, so that the next put heals it. Threads and processes may share one store; each constructs its own
+ContentStore from the URL.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class ContentStore:
             raise OverLimit(f"blob {digest} has {size} bytes: more than {MAX_READ_BYTES} are not read at once")
         data = b"".join(self.read(digest))
         if hashlib.sha256(data).hexdigest() != digest.hex:
-            raise _corrupt(digest)
+            raise self._damaged(digest)
         return data
 
     def put_bytes(self, data: bytes) -> Digest:
@@ -133,7 +134,16 @@ class ContentStore:
                 sink.writelines(pieces(chunk))
         if sha256.hexdigest() != entry.digest.hex:
             target.unlink()
-            raise _corrupt(entry.digest, entry.path)
+            raise self._damaged(entry.digest, entry.path)
+
+    def _damaged(self, digest: Digest, path: str = "") -> DataLoss:
+        """Set the blob aside, so that it is missing from now on: computed again, or sent again."""
+        self._blobs.set_aside(digest)
+        what = f"file {path!r}" if path else "blob"
+        return DataLoss(
+            f"stored {what} no longer had its digest {digest} and was set aside: try again where it was computed, "
+            "upload it again where it was sent"
+        )
 
 
 def _write(file: Path, chunks: Iterable[bytes]) -> Digest:
@@ -147,10 +157,3 @@ def _write(file: Path, chunks: Iterable[bytes]) -> Digest:
         fault_point("store.put.unsynced")
         os.fsync(sink.fileno())
     return Digest("sha256:" + sha256.hexdigest())
-
-
-def _corrupt(digest: Digest, path: str = "") -> DataLoss:
-    what = f"file {path!r}" if path else "blob"
-    return DataLoss(
-        f"stored {what} no longer has its digest {digest}: restore the store from a backup, or upload it again"
-    )

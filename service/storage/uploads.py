@@ -63,6 +63,8 @@ class UploadDesk:
             )
         now = self._clock()
         expires = now + self._limits.expiry_s
+        if not self._store.has(digest):
+            self._repository.forget(tenant, digest)  # a blob that the store has lost is to be sent again
         upload = self._repository.create(tenant, digest, size_bytes=size_bytes, now=now, expires=expires)
         return self.status(tenant, upload.id)
 

@@ -147,3 +147,17 @@ def test_a_download_is_resumed_at_any_offset(wire: Any) -> None:
 def test_a_bad_field_is_named(wire: Any, method: str, request_: Any, field: str) -> None:
     refused = wire.refused(lambda: getattr(wire.artifacts, method)(request_))
     assert (refused.code, refused.fields) == (CODE.INVALID_ARGUMENT, [field])
+
+
+def test_a_blob_that_the_store_has_lost_is_missing_and_can_be_sent_again(wire: Any, server: Any) -> None:
+    data = dataset(23)
+    artifact = create(wire, {"rows.jsonl": data})
+    digest = artifact.manifest.files[0].digest
+    [file] = server.data.rglob(digest.removeprefix("sha256:"))
+    file.unlink()
+    assert digest in wire.artifacts.FindMissing(pb.FindMissingRequest(digests=[digest])).missing_digests
+    request = pb.CreateArtifactRequest(kind=artifact.kind, manifest=artifact.manifest)
+    assert wire.refused(lambda: wire.artifacts.CreateArtifact(request)).missing == [digest]
+    assert wire.upload(data) == digest
+    assert wire.artifacts.CreateArtifact(request).name == artifact.name
+    assert wire.download(digest) == data

@@ -68,7 +68,15 @@ def test_a_damaged_blob_is_data_loss_and_healed_by_the_next_put(store: ContentSt
     file.write_bytes(b"abd")
     with pytest.raises(DataLoss, match=digest.hex):
         store.read_bytes(digest)
-    file.write_bytes(b"ab")
+    assert not store.has(digest)
+    assert (tmp_path / "store" / "damaged" / digest.hex).read_bytes() == b"abd"
+    assert store.put_bytes(b"abc") == digest
+    assert store.read_bytes(digest) == b"abc"
+
+
+def test_a_blob_of_the_wrong_size_is_healed_by_the_next_put(store: ContentStore, tmp_path: Path) -> None:
+    digest = store.put_bytes(b"abc")
+    (tmp_path / "store" / "blobs" / "sha256" / "ba" / digest.hex).write_bytes(b"ab")
     assert store.put_bytes(b"abc") == digest
     assert store.read_bytes(digest) == b"abc"
 
@@ -93,6 +101,7 @@ def test_fetching_a_damaged_file_is_data_loss_naming_it_and_leaves_it_out(store:
     with pytest.raises(DataLoss, match=r"weights\.bin"):
         store.fetch_folder(Manifest((FileEntry("weights.bin", 3, digest),)), tmp_path / "out")
     assert blob_files(tmp_path / "out") == []
+    assert not store.has(digest)
 
 
 def test_links_never_enter_the_store(store: ContentStore, tmp_path: Path) -> None:
