@@ -27,7 +27,10 @@ MAX_DOCUMENT_BYTES = 256 * 1024
 MAX_NODES = 5_000
 """Values, lists and mappings in one document: the YAML parser takes about 20,000 a second."""
 MAX_DEPTH = 20
+MAX_NUMBER_CHARACTERS = 64
+"""Of a plain number: Python does not print very long integers, and YAML's base 60 (`1:30`) takes quadratic time."""
 
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 
@@ -62,7 +65,7 @@ def read_document(kind: type[DocumentT], text: str, error: type[InvalidRequest])
         mark = fault.problem_mark or fault.context_mark
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         raise error(f"not valid YAML{place}: {(fault.problem or fault.context or 'unreadable')[:200]}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as fault:
+    except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError) as fault:
         raise error(f"unreadable YAML: {' '.join(str(fault).split())[:200]}") from None
     return read_value(kind, value, error)
 
@@ -99,6 +102,12 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        if node.tag in _NUMBERS and len(str(node.value)) > MAX_NUMBER_CHARACTERS:
+            problem = f"a number has {len(str(node.value))} characters: at most {MAX_NUMBER_CHARACTERS} are allowed"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_scalar(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()

@@ -40,6 +40,7 @@ PYTHON = (
     "not valid YAML (line 1, column 7): could not determine a constructor for the tag "
     "'tag:yaml.org,2002:python/name:os.system'"
 )
+LONG = "not valid YAML (line 1, column 7): a number has 65 characters: at most 64 are allowed"
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,7 @@ PYTHON = (
         ("name: x\nname: y", "", "not valid YAML (line 2, column 1): key 'name' is given twice"),
         ("name: 'x", "", "not valid YAML (line 1, column 9): found unexpected end of stream"),
         ("name: !!python/name:os.system", "", PYTHON),
+        (f"name: {'9' * 65}", "", LONG),
     ],
 )
 def test_each_fault_is_one_sentence_with_the_fields_path(text: str, field: str, sentence: str) -> None:
@@ -80,6 +82,9 @@ def test_each_fault_is_one_sentence_with_the_fields_path(text: str, field: str, 
         "name: \ud800",
         "name: 2026-99-99",
         "? [a]\n: 1",
+        "name: 0x" + "f" * 6000,
+        "name: 1" + ":1" * 100_000,
+        "name: 1" + ":1" * 100_000 + ".5",
     ],
 )
 def test_what_would_cost_too_much_or_is_no_text_is_refused(text: str) -> None:
