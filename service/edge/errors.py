@@ -91,7 +91,7 @@ def to_status(error: ModelpressError) -> status_pb2.Status:
 
 def _type_metadata(error: ModelpressError) -> dict[str, str]:
     """`type` where neither the reason nor the status code tells the client which of our types this is."""
-    first_of_code = next(kind for kind, code in STATUS.items() if code is STATUS[type(error)])
+    first_of_code = next(kind for kind, code in STATUS.items() if code is code_of(error))
     told = error.reason == type(error).reason or type(error) is first_of_code
     return {} if told else {"type": type(error).reason}
 

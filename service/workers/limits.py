@@ -20,10 +20,12 @@ _SENTENCES = (
     "bad_alloc",
     "bad allocation",
     "Failed to allocate memory",
+    "could not create a primitive",
+    "could not create a memory",
     "CUDA out of memory",
     "OutOfMemory",
 )
-"""How torch, the C++ library, ONNX Runtime and CUDA say it when they raise something that is no MemoryError."""
+"""How torch, the C++ library, ONNX Runtime, oneDNN and CUDA say it when they raise something that is no MemoryError."""
 
 
 def limit_memory(limit_bytes: int) -> None:

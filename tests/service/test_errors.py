@@ -10,6 +10,8 @@ from google.rpc import error_details_pb2
 from modelpress import errors
 from modelpress.errors import ModelpressError
 from service.edge.errors import STATUS, code_of, to_modelpress_error, to_status
+from service.state.states import LostLease
+from service.workers.station import Stopped
 
 CODE = grpc.StatusCode
 
@@ -24,10 +26,9 @@ def test_every_error_type_is_in_the_table() -> None:
 
 
 def test_a_subclass_made_elsewhere_has_its_parents_status() -> None:
-    class LostLease(errors.Conflict):
-        pass
-
-    assert code_of(LostLease("too late")) is CODE.ABORTED
+    for error, code in ((LostLease("too late"), CODE.ABORTED), (Stopped("x"), CODE.CANCELLED)):
+        assert code_of(error) is code
+        assert to_status(error).code == code.value[0]
 
 
 def test_reason_metadata_and_field_reach_the_wire() -> None:

@@ -147,6 +147,7 @@ def test_messages_are_json_and_survive_the_pipe():
         RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried"),
         RuntimeError("std::bad_alloc"),
         RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+        RuntimeError("could not create a primitive"),
     ],
 )
 def test_every_library_s_way_to_say_out_of_memory_is_understood(error):
