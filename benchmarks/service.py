@@ -107,7 +107,7 @@ def transfer_rows(folder: Path) -> list[Row]:
 
 
 def speeds(rounds: Sequence[Round]) -> list[Row]:
-    """MB/s from medians of seconds; the ratio is the median over the rounds, whose parts met the same machine."""
+    """MB/s from the medians of seconds over the rounds, in which every transfer met its own floor."""
     size = rounds[0].size_bytes / 1e6
     floor = statistics.median(turn.floor_s for turn in rounds)
     measures = (

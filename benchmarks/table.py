@@ -49,7 +49,7 @@ def aimed(measure: str, value: float, unit: str, *, aim: str) -> Row:
 def beside(measure: str, value: float, unit: str, *, peer: tuple[str, float], aim: str = "") -> Row:
     """A row next to a peer's figure; the aim, where there is one, is a bound on the value itself."""
     name, figure = peer
-    return Row(measure, value, unit, name, figure, value / figure if figure else None, aim, _met(value, aim))
+    return Row(measure, value, unit, name, figure, value / figure if figure > 0 else None, aim, _met(value, aim))
 
 
 def _met(figure: float, aim: str) -> bool | None:
