@@ -7,7 +7,7 @@ import re
 
 import tomllib
 
-from tests.service.wire import ROOT
+from tests.servers import ROOT
 
 TEXT = (ROOT / "Dockerfile").read_text()
 IGNORED = (ROOT / ".dockerignore").read_text().split()

@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 from modelpress.errors import InvalidRequest
 from service.config import Server
 from service.health import certified_name, target
-from tests.service.wire import ROOT, RunningServer, launch
+from tests.servers import ROOT, RunningServer, launch
 
 PEM = serialization.Encoding.PEM
 

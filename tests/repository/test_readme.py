@@ -12,7 +12,7 @@ import pytest
 import typer.main
 
 from modelpress.cli.app import build_app
-from tests.service.wire import ROOT, RunningServer, launch
+from tests.servers import ROOT, RunningServer, launch
 
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md")))
 LINK = re.compile(r"\]\(([^)\s]+)\)")

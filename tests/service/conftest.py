@@ -7,25 +7,18 @@ call            call(server) -> Caller
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import grpc
 import pytest
 
-from tests.service.wire import Caller, RunningServer, launch
+from tests.servers import RunningServer, launch, servers
+from tests.service.wire import Caller
 
 
 @pytest.fixture
 def start_server() -> Iterator[Callable[..., RunningServer]]:
-    started: list[RunningServer] = []
-
-    def start(data: Path, toml: str = "", **environment: str) -> RunningServer:
-        started.append(launch(data, toml, **environment))
-        return started[-1]
-
-    yield start
-    for running in started:
-        running.kill()
+    with servers() as start:
+        yield start
 
 
 @pytest.fixture(scope="session")
