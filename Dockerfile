@@ -5,8 +5,9 @@
 #   docker run -p 8471:8471 -v modelpress-data:/data -v ./modelpress.toml:/etc/modelpress/modelpress.toml:ro modelpress
 
 FROM python:3.11-slim-bookworm AS build
-# The default index serves CUDA builds of torch, which are gigabytes larger. Empty: only the default index.
-ARG TORCH_INDEX_URL="https://download.pytorch.org/whl/cpu"
+# An index with CPU builds of torch (docker build --build-arg TORCH_INDEX_URL=...): the default index serves CUDA
+# builds, which are gigabytes larger and run on the CPU as well.
+ARG TORCH_INDEX_URL=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /app
 RUN python -m venv /venv && /venv/bin/python -m pip install --upgrade "pip>=25.1"
