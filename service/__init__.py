@@ -1,4 +1,4 @@
-"""The application: gRPC edge, job state, dispatcher, executors, the pipeline, the gate, signing.
+"""The application: gRPC edge, job state, dispatcher, workers, the pipeline, the gate, signing.
 
 python -m service [--config FILE]
 """

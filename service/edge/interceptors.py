@@ -6,6 +6,7 @@ Methods are coroutines (one response) or async generators (a stream of responses
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -33,6 +34,12 @@ _CONSTRUCTORS: Mapping[tuple[bool, bool], Callable[..., Handler]] = {
 class EdgeInterceptor(grpc.aio.ServerInterceptor):
     def __init__(self, doorkeeper: Doorkeeper) -> None:
         self._doorkeeper = doorkeeper
+        self._calls: set[asyncio.Task[Any]] = set()
+
+    async def settled(self, within_s: float) -> None:
+        """Return when every call has put away what it held: gRPC waits for none that it has cancelled."""
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=within_s)
 
     async def intercept_service(
         self,
@@ -44,7 +51,7 @@ class EdgeInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or method.startswith(OPEN_PREFIX):
             return handler
         headers = dict(details.invocation_metadata or ())
-        call = _Call(self._doorkeeper, method, str(headers.get("authorization", "")))
+        call = _Call(self._doorkeeper, method, str(headers.get("authorization", "")), self._calls)
         return _wrapped(handler, call)
 
 
@@ -53,9 +60,13 @@ class _Call:
     doorkeeper: Doorkeeper
     method: str
     authorization: str
+    running: set[asyncio.Task[Any]]
 
     @asynccontextmanager
     async def guard(self, context: Context) -> AsyncIterator[None]:
+        if task := asyncio.current_task():
+            self.running.add(task)
+            task.add_done_callback(self.running.discard)
         try:
             set_caller(self.doorkeeper.identify(self.authorization))
             yield

@@ -23,6 +23,9 @@ OPTIONS = (
 """A second server on a port fails instead of sharing it; a dead connection frees its upload within 40 s; a client may
 ping every 10 s. The message limit stays gRPC's own 4 MiB."""
 
+SETTLE_S = 10.0
+"""Longest wait for calls that were cut to put away what they hold, e.g. an upload's last bytes."""
+
 Registration = Callable[[grpc.aio.Server], None]
 """Adds one servicer to the server."""
 
@@ -32,6 +35,7 @@ class EdgeServer:
 
     def __init__(self, config: Server, interceptor: EdgeInterceptor, services: Mapping[str, Registration]) -> None:
         self._config = config
+        self._interceptor = interceptor
         self._services = tuple(services)
         self._server = grpc.aio.server(interceptors=[interceptor], options=OPTIONS)
         self._health = health.aio.HealthServicer()
@@ -49,9 +53,13 @@ class EdgeServer:
         return f"{_bracketed(self._config.address)}:{port}"
 
     async def drain(self) -> None:
-        """NOT_SERVING, no new calls, and `grace_s` for those in progress; what remains ends as UNAVAILABLE."""
+        """NOT_SERVING, no new calls, and `grace_s` for those in progress; what remains ends as UNAVAILABLE.
+
+        Afterwards no call needs threads, database or store any more.
+        """
         await self._health.enter_graceful_shutdown()
         await self._server.stop(self._config.grace_s)
+        await self._interceptor.settled(SETTLE_S)
 
     def _listen(self) -> int:
         wanted = f"{_bracketed(self._config.address)}:{self._config.port}"
