@@ -1,8 +1,7 @@
 """The model families that are taken in: what a config must say and which tensors its weights must have.
 
 A literal table, torch-free; it holds the families of `compressors.families`, and a test compares the two.
-transformers initialises a missing tensor at random and passes over an unknown one: here the first is refused and the
-second is named in the facts' warnings.
+transformers initialises a missing tensor at random and passes over an unknown one: here both are refused.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def inspect_model(folder: Folder) -> dict[str, Any]:
     architecture, dimensions, labels = architecture_of(config), dimensions_of(config), labels_of(config)
     weights = read_weights(folder, "model")
     refuse_wrapper_names(weights)
-    extra = check_shapes(weights, architecture.shapes(dimensions, len(labels)), architecture.buffers)
+    check_shapes(weights, architecture.shapes(dimensions, len(labels)), architecture.buffers)
     tokenizer = inspect_tokenizer(folder, vocabulary=dimensions.vocabulary)
     refuse_non_finite(folder, weights)
     return {
@@ -59,7 +59,7 @@ def inspect_model(folder: Folder) -> dict[str, Any]:
         "vocabulary": dimensions.vocabulary,
         "tokenizer": tokenizer,
         **weight_facts(weights),
-        "warnings": [f"tensor {name!r} belongs to no part of {config['architectures'][0]}: not used" for name in extra],
+        "warnings": [],
     }
 
 
@@ -92,8 +92,8 @@ def refuse_wrapper_names(weights: Mapping[str, Weight]) -> None:
                 )
 
 
-def check_shapes(weights: Mapping[str, Weight], wanted: Shapes, buffers: frozenset[str]) -> tuple[str, ...]:
-    """Every wanted tensor is there, floating, in its shape; returns the names of tensors that nothing uses."""
+def check_shapes(weights: Mapping[str, Weight], wanted: Shapes, buffers: frozenset[str]) -> None:
+    """Every wanted tensor is there, floating, in its shape, and no other: no stage would know what it is for."""
     for name, shape in wanted.items():
         weight = weights.get(name)
         if weight is None:
@@ -103,7 +103,13 @@ def check_shapes(weights: Mapping[str, Weight], wanted: Shapes, buffers: frozens
             _fail(name, f"{found}: upload config and weights of one and the same model")
         if weight.tensor.dtype not in FLOAT_DTYPES:
             _fail(name, f"tensor {name!r} is {weight.tensor.dtype}: use one of {', '.join(sorted(FLOAT_DTYPES))}")
-    return tuple(sorted(name for name in weights if name not in wanted and name not in buffers))
+    surplus = min((name for name in weights if name not in wanted and name not in buffers), default=None)
+    if surplus is not None:
+        _fail(
+            surplus,
+            f"tensor {surplus!r} belongs to no part of the class under architectures: leave it out, or save "
+            "the model again with `save_pretrained`",
+        )
 
 
 def _hint(weights: Mapping[str, Weight], name: str) -> str:

@@ -241,10 +241,11 @@ def test_a_wrapper_inside_a_name_is_found_too(inspect: Inspect, base_files: File
     assert refuse(inspect, base_files).reason == "WRAPPED_WEIGHTS"
 
 
-def test_a_missing_tensor_is_refused_and_a_further_one_is_a_warning(inspect: Inspect, base_files: Files) -> None:
+def test_a_missing_tensor_is_refused_and_a_further_one_too(inspect: Inspect, base_files: Files) -> None:
     tensors = tensors_of(CONFIG)
     base_files["model.safetensors"] = safetensors(tensors | {"cls.extra": np.zeros(3, np.float32)})
-    assert "cls.extra" in inspect(MODEL, base_files)["warnings"][0]
+    error = refuse(inspect, base_files)
+    assert (error.reason, error.field) == ("BAD_TENSORS", "cls.extra")
     del tensors["classifier.bias"]
     base_files["model.safetensors"] = safetensors(tensors)
     assert "'classifier.bias'" in refuse(inspect, base_files).message
