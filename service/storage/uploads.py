@@ -119,7 +119,7 @@ class UploadDesk:
         if writer.hopeless:
             self._discard(writer.upload)
         elif writer.upload.complete:
-            if _is_at(file, descriptor):  # publishing has moved it away, and another writer may have made its own there
+            if is_at(file, descriptor):  # publishing has moved it away, and another writer may have made its own there
                 file.unlink()
         else:
             self._repository.extend(writer.upload, self._clock() + self._limits.expiry_s)
@@ -156,16 +156,19 @@ def _locked(file: Path) -> Iterator[int]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise _busy() from None
-        if not _is_at(file, descriptor):
+        if not is_at(file, descriptor):
             raise _busy()  # published or deleted between opening and locking
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _is_at(file: Path, descriptor: int) -> bool:
-    """True where the open file still is the one at that path."""
-    return file.exists() and os.path.samestat(file.stat(), os.fstat(descriptor))
+def is_at(file: Path, descriptor: int) -> bool:
+    """True where the open file still is the one at that path. Asked once: another writer may move it at any moment."""
+    try:
+        return os.path.samestat(file.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _busy() -> Conflict:

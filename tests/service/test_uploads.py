@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from modelpress.v1 import artifacts_pb2 as pb
+from service.storage.uploads import is_at
 from tests.service.wire import Drip, chunk, chunks, sha256, wait_until
 
 CODE = grpc.StatusCode
@@ -251,3 +252,20 @@ def test_the_servers_memory_stays_flat_whatever_the_size(start_server: Any, call
     for message in wire.artifacts.Download(pb.DownloadRequest(digest=digest)):
         assert len(message.data) <= 1 << 20
     assert process.memory_info().rss - before < 64 << 20
+
+
+def test_a_file_that_another_writer_moves_meanwhile_is_not_at_its_path_and_no_fault(tmp_path: Path) -> None:
+    file, over = tmp_path / "upload-x", threading.Event()
+
+    def come_and_go() -> None:
+        while not over.is_set():
+            file.touch()
+            file.unlink()
+
+    with (tmp_path / "mine").open("wb") as mine:
+        other = threading.Thread(target=come_and_go)
+        other.start()
+        found = {is_at(file, mine.fileno()) for _ in range(20_000)}
+        over.set()
+        other.join()
+    assert found == {False}
