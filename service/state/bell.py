@@ -35,9 +35,3 @@ class Bell:
             for loop, event in self._listeners.get(conversion, ()):
                 with suppress(RuntimeError):  # the loop was closed a moment ago: nobody is left to hear it
                     loop.call_soon_threadsafe(event.set)
-
-    @property
-    def listeners(self) -> int:
-        """How many listen: none when every watcher has left."""
-        with self._lock:
-            return sum(map(len, self._listeners.values()))

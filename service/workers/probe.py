@@ -25,7 +25,6 @@ LIBRARIES = (
     "onnxscript",
     "peft",
     "safetensors",
-    "scipy",
     "tokenizers",
     "torch",
     "torch-pruning",
