@@ -13,7 +13,7 @@ export HF_HUB_OFFLINE := 1
 export TRANSFORMERS_OFFLINE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow check format protos bench schema clean
+.PHONY: help install demo serve test test-slow test-gpu check format protos bench schema clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,9 @@ test: $(INSTALLED) $(ASSETS) ## Unit and end-to-end tests over real servers on l
 
 test-slow: $(INSTALLED) $(ASSETS) ## The tests marked slow
 	$(BIN)/python -m pytest -q -m 'slow and not gpu'
+
+test-gpu: $(INSTALLED) ## The tests that need a CUDA device (and the dependency group gpu)
+	$(BIN)/python -m pytest -q -m gpu
 
 check: $(INSTALLED) ## Format, lint, types, layers, wire contract
 	$(BIN)/ruff format --check .

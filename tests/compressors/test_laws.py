@@ -142,3 +142,13 @@ def test_the_output_loads_with_every_tensor_as_stored(name: str, make_job) -> No
 
     stored, loaded = load_file(job.output / "model.safetensors"), load_model(job.output).state_dict()
     assert all(torch.equal(stored[tensor], loaded[tensor]) for tensor in loaded)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", METHODS)
+def test_on_a_gpu_it_touches_what_it_touches_on_the_cpu(name: str, make_job, tmp_path: Path) -> None:
+    on_cpu, _ = compress(name, make_job(name))
+    on_gpu, output = compress(name, replace(make_job(name), device="cuda", output=tmp_path / "on-gpu"))
+
+    assert on_gpu.touched == on_cpu.touched
+    assert output.entry("config.json")

@@ -211,9 +211,6 @@ def test_segment_ids_are_fed_where_the_model_asks_for_them(tmp_path, table, writ
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(
-    "CUDAExecutionProvider" not in onnxruntime.get_available_providers(), reason="needs ONNX Runtime GPU"
-)
 def test_cuda_gives_the_logits_of_the_cpu(tmp_path, table, write_model):
     folder = write_model(tmp_path / "m", table)
     on_cuda, on_cpu = (open_onnx(folder, Resources(device=device)) for device in ("cuda", "cpu"))
