@@ -27,7 +27,7 @@ COPY compressors ./compressors
 COPY evaluators ./evaluators
 COPY service ./service
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 \
-    MODELPRESS_STORAGE_DATA=/data
+    ORT_DISABLE_TELEMETRY=1 MODELPRESS_STORAGE_DATA=/data
 # By number, so that Kubernetes can see that it is not root.
 USER 10001:10001
 VOLUME /data

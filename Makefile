@@ -11,6 +11,7 @@ ASSETS := build/prompt_guard/.made
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 export TRANSFORMERS_OFFLINE := 1
+export ORT_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve test test-slow test-gpu check format protos bench schema clean

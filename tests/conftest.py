@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
 import pytest
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read when ONNX Runtime is first imported, here or in a server of a test
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -17,12 +17,14 @@ SET: Mapping[str, str] = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    "ORT_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "TQDM_DISABLE": "1",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
 """torchao asks `torch.cuda.is_available()` on import, which must not initialise CUDA before the fork; nothing is
-fetched from the network; logs have no progress bars; cuBLAS is deterministic."""
+fetched from the network, and nothing is reported to it (ONNX Runtime's builds would, by default, and keep a device id
+in the user's cache folder); logs have no progress bars; cuBLAS is deterministic."""
 
 _PR_SET_PDEATHSIG = 1
 
