@@ -134,7 +134,7 @@ def _check_key(approval: Approval, key: ec.EllipticCurvePublicKey, allow_develop
     if approval.key.kind == "development" and not allow_development_key:
         raise VerificationFailed(
             f"{APPROVAL} is signed with a development key, which a service made for itself: "
-            "sign with a configured key, or allow development keys",
+            "sign with a configured key, or allow development keys (`--allow-development-key`)",
             reason="DEVELOPMENT_KEY",
         )
 

@@ -99,7 +99,7 @@ def _sentence(code: grpc.StatusCode, message: str, address: str) -> str:
     first_line = message.splitlines()[0][:300]
     cause = first_line.rpartition("last error: ")[2]
     sentences = {
-        grpc.StatusCode.UNAVAILABLE: f"no server answers at {address}: is the address right? ({cause})",
+        grpc.StatusCode.UNAVAILABLE: f"no server answers at {address}: start it, or name another ({cause})",
         grpc.StatusCode.DEADLINE_EXCEEDED: f"the server at {address} did not answer in time: try again later",
         grpc.StatusCode.UNIMPLEMENTED: f"the server at {address} does not know this call: is it modelpress, as new?",
     }

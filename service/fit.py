@@ -45,7 +45,7 @@ def check_adapters_apart(adapters: Mapping[str, Facts]) -> None:
 
 def check_texts(dataset: Facts, evaluation: Evaluation, *, field: str) -> None:
     """Every row has the text column, and text in it."""
-    column = _column(dataset, evaluation.text_column, field)
+    column = _column(dataset, evaluation.text_column, field, option="text_column")
     at, kind = column["not_text"]
     if at:
         _refuse(f"{at}: column {evaluation.text_column!r} holds {kind}, expected text", field)
@@ -54,7 +54,7 @@ def check_texts(dataset: Facts, evaluation: Evaluation, *, field: str) -> None:
 def check_labels(dataset: Facts, evaluation: Evaluation, labels: Sequence[str], *, field: str) -> tuple[str, ...]:
     """Every row has a label that the model knows; returns warnings on respelt labels and on a lone one."""
     name = evaluation.label_column
-    column = _column(dataset, name, field)
+    column = _column(dataset, name, field, option="label_column")
     at, kind = column["not_label"]
     if at:
         _refuse(f"{at}: column {name!r} holds {kind}, expected a label name", field)
@@ -95,10 +95,11 @@ def _label(names: LabelNames, value: str | int, place: str, column: str, field: 
         _refuse(fault.message, field)
 
 
-def _column(dataset: Facts, name: str, field: str) -> Facts:
+def _column(dataset: Facts, name: str, field: str, *, option: str) -> Facts:
     columns: Mapping[str, Facts] = dataset["columns"]
     if name not in columns:
-        _refuse(f"no column {name!r}; columns here: {', '.join(columns)[:200]}", field)
+        here = ", ".join(columns)[:200]
+        _refuse(f"no column {name!r}; columns here: {here}: write `{option}: NAME` into the evaluation", field)
     if columns[name]["missing_at"]:
         _refuse(f"{columns[name]['missing_at']}: no column {name!r}, which other rows have", field)
     return columns[name]

@@ -166,14 +166,17 @@ def _check_sources(submission: Submission) -> None:
         _check_source(f"--adapter {adapter.name}", adapter.source, "adapter")
     for role, source in submission.datasets.items():
         if source:
-            _check_source(f"the {role} dataset", source, "dataset")
+            _check_source("--eval" if role == "evaluation" else f"--{role}", source, "dataset")
 
 
 def _check_source(role: str, source: str, expected: str) -> None:
     """A folder given in the wrong place is found before gigabytes of it are sent."""
     if ARTIFACT_NAME.fullmatch(source):
         return
-    found = folder_kind(Path(source))
+    try:
+        found = folder_kind(Path(source))
+    except InvalidRequest as fault:
+        raise type(fault)(f"{role}: {fault.message}", reason=fault.reason, field=fault.field) from None
     if found != expected:
         raise InvalidRequest(f"{role}: {source!r} is a folder of kind {found}, where {expected} is needed")
 

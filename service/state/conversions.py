@@ -106,7 +106,10 @@ class Conversions:
         with self._journal.reading() as connection:
             row = connection.execute(select(conversions).where(_is(tenant, conversion))).mappings().one_or_none()
         if row is None:
-            raise NotFound(f"there is no conversion {conversion[:64]!r}: list them with ListConversions", field="name")
+            raise NotFound(
+                f"there is no conversion {conversion[:64]!r}: list them (`modelpress list`, ListConversions)",
+                field="name",
+            )
         return conversion_of(row)
 
     def page(self, tenant: str, *, only: Filter, after: tuple[float, str] | None, limit: int) -> list[Conversion]:
@@ -189,7 +192,10 @@ class Conversions:
         statement = select(conversions).where(_is(tenant, conversion)).with_for_update()
         row = change.connection.execute(statement).mappings().one_or_none()
         if row is None:
-            raise NotFound(f"there is no conversion {conversion[:64]!r}: list them with ListConversions", field="name")
+            raise NotFound(
+                f"there is no conversion {conversion[:64]!r}: list them (`modelpress list`, ListConversions)",
+                field="name",
+            )
         found = conversion_of(row)
         if etag and etag != found.etag:
             raise Conflict(

@@ -223,7 +223,7 @@ def test_what_is_no_public_key_is_refused(output, pem):
 
 
 def test_a_development_key_is_accepted_only_where_allowed(output, signer):
-    with pytest.raises(VerificationFailed, match="development key") as raised:
+    with pytest.raises(VerificationFailed, match=r"development key.*--allow-development-key") as raised:
         verify_folder(output, public_key_pem=signer.public_key_pem)
     assert raised.value.reason == "DEVELOPMENT_KEY"
     assert verify(output, signer).development_key

@@ -12,7 +12,7 @@ from modelpress.datasets import read_texts
 from modelpress.errors import InvalidDataset
 from modelpress.evaluations import Evaluation
 from modelpress.manifests import ArtifactKind
-from service.fit import check_texts
+from service.fit import check_labels, check_texts
 from service.intake.columns import FEW_VALUES, MAX_COLUMNS, MAX_VALUES, SKETCH_SIZE, Sketch, overlap
 from tests.service.intake.tiny import Inspect, encode, jsonl
 
@@ -76,6 +76,22 @@ def test_a_folder_without_json_lines_is_refused(inspect: Inspect, path: str) -> 
 def test_code_and_pickles_are_refused(inspect: Inspect, path: str) -> None:
     with pytest.raises(InvalidDataset, match=path):
         inspect(DATASET, {"a.jsonl": jsonl({"text": "a"}), path: b""})
+
+
+def test_a_column_of_another_name_is_answered_with_the_setting_that_names_it(inspect: Inspect) -> None:
+    facts = inspect(DATASET, {"a.jsonl": jsonl({"sentence": "a", "target": "x"}, {"sentence": "b", "target": 1})})
+    with pytest.raises(InvalidDataset) as text:
+        check_texts(facts, Evaluation(), field="inputs.evaluation")
+    with pytest.raises(InvalidDataset, match="write `label_column: NAME` into the evaluation"):
+        check_labels(facts, Evaluation(text_column="sentence"), ["x"], field="inputs.evaluation")
+    with pytest.raises(
+        InvalidDataset, match=r"line 2: label 1 is a number: .*`label_names: \[\.\.\.\]` into the evaluation"
+    ):
+        check_labels(facts, Evaluation(label_column="target"), ["x"], field="inputs.evaluation")
+    assert text.value.message == (
+        "inputs.evaluation: no column 'text'; columns here: sentence, target: "
+        "write `text_column: NAME` into the evaluation"
+    )
 
 
 def rows_for_the_worker(folder: Path) -> int | None:
