@@ -129,7 +129,9 @@ def check_lengths(request: ConversionRequest, base: Facts) -> None:
         if length > limit:
             owner = "model" if limit == most else "model's tokenizer"
             raise InvalidRequest(
-                f"{field} is {length}: the {owner} takes at most {limit} tokens", reason="TOO_LONG", field=field
+                f"{field} is {length}: the {owner} takes at most {limit} tokens: set it to {limit} or less",
+                reason="TOO_LONG",
+                field=field,
             )
 
 

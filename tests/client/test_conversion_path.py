@@ -1,6 +1,7 @@
 """From `submit` to `verify` with a worker that computes: the verdict decides exit code, label and folder."""
 
 import json
+import re
 import shutil
 import threading
 
@@ -13,6 +14,7 @@ from modelpress.manifests import ArtifactKind, scan_folder
 from modelpress.reports import Outcome, Verdict
 from modelpress.requests import ConversionRequest, Documents
 from modelpress.views import ConversionState, StateChanged, StepFinished
+from tests.servers import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -147,3 +149,18 @@ def test_the_live_folder_of_one_output_takes_no_other(submit, cli, tmp_path):
     assert submit("--output", "output", policy="strict.yaml")[0] == Exit.WRONG_STATE
     assert scan_folder(tmp_path / "output") == before
     shutil.rmtree(tmp_path / "output")
+
+
+def test_the_pipeline_of_the_documentation_ends_with_a_verified_folder(address, cli, inputs, tmp_path, capsys):
+    for source, name in (("model", "model"), ("train", "train"), ("eval", "test")):
+        shutil.copytree(inputs / source, tmp_path / name)
+    for document in inputs.glob("*.yaml"):
+        shutil.copy(document, tmp_path)
+    cli("key", "--output", "public-key.pem")
+    pipeline, use = re.findall(
+        r"^```python\n(.*?)^```", (ROOT / "docs/python.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    exec(compile(pipeline.replace("127.0.0.1:8471", address), "python.md", "exec"), {})  # noqa: S102
+    assert "APPROVED sha256:" in capsys.readouterr().out
+    exec(compile(use, "python.md", "exec"), {})  # noqa: S102
+    assert capsys.readouterr().out in ("['benign']\n", "['injection']\n")

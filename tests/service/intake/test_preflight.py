@@ -206,7 +206,9 @@ def test_nothing_is_longer_than_the_models_positions(
 def test_texts_are_not_longer_than_the_tokenizer_is_made_for(request_: ConversionRequest, facts: Facts) -> None:
     facts[BASE]["tokenizer"] |= {"model_max_length": 12}
     preflight(replace(request_, evaluation_yaml=SHORT.replace("max_length: 16", "max_length: 12")), facts, Server())
-    with pytest.raises(InvalidRequest, match="max_length is 16: the model's tokenizer takes at most 12 tokens"):
+    with pytest.raises(
+        InvalidRequest, match="max_length is 16: the model's tokenizer takes at most 12 tokens: set it to 12 or less"
+    ):
         preflight(request_, facts, Server())
 
 

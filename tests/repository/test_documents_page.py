@@ -1,0 +1,66 @@
+"""docs/documents.md has every field of recipe, policy and evaluation, with its default, and nothing else."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelpress.documents import Document
+from modelpress.evaluations import Evaluation, Latency, read_evaluation
+from modelpress.policies import AccuracyDrop, Flips, Gates, KlMean, KlP99, Parity, Size, Speed, read_policy
+from modelpress.recipes import Export, MergeLora, Prune, Quantize, Recover, TrainingArguments, read_recipe
+
+PAGE = (Path(__file__).parents[2] / "docs" / "documents.md").read_text()
+ROW = re.compile(r"^\| `(?P<field>[\w.]+)` \| (?P<defaults>.+) \| [^|]+ \|$", re.MULTILINE)
+READERS = {"Recipe": read_recipe, "Policy": read_policy, "Evaluation": read_evaluation}
+TRAINING = set(TrainingArguments.model_fields)
+STAGES = {"merge_lora": MergeLora, "prune": Prune, "recover": Recover, "quantize": Quantize, "export": Export}
+GATES: dict[str, type[Document]] = {
+    "accuracy_drop": AccuracyDrop,
+    "flips": Flips,
+    "kl_mean": KlMean,
+    "kl_p99": KlP99,
+    "size": Size,
+    "speed": Speed,
+    "parity": Parity,
+}
+
+
+def rows() -> Iterator[tuple[str, str]]:
+    for method, stage in STAGES.items():
+        for name in sorted(set(stage.model_fields) - TRAINING - {"method"}):
+            yield f"{method}.{name}", default(stage, name)
+    for name in TRAINING:
+        yield name, f"{default(Recover, name)} | {default(Quantize, name)}"
+    for gate, kind in GATES.items():
+        yield from ((f"{gate}.{name}", default(kind, name)) for name in kind.model_fields)
+    for name in set(Evaluation.model_fields) - {"latency"}:
+        yield name, default(Evaluation, name)
+    yield from ((f"latency.{name}", default(Latency, name)) for name in Latency.model_fields)
+
+
+def default(kind: type[Document], name: str) -> str:
+    field = kind.model_fields[name]
+    value: Any = field.default
+    if field.is_required():
+        return "required"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "empty"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def test_the_gates_are_all_that_a_policy_has() -> None:
+    assert list(GATES) == list(Gates.model_fields)
+
+
+def test_the_tables_are_the_types() -> None:
+    found = sorted((row["field"], row["defaults"]) for row in ROW.finditer(PAGE))
+    assert found == sorted(rows())
+
+
+@pytest.mark.parametrize("section", READERS)
+def test_the_examples_can_be_read(section: str) -> None:
+    text = PAGE.partition(f"\n## {section}\n")[2]
+    READERS[section](text.partition("```yaml\n")[2].partition("```")[0])
