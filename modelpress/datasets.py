@@ -50,8 +50,8 @@ class LabelNames:
             return value
         if not self.by_id:
             raise InvalidDataset(
-                f"{where}: label {value} is a number: give label names, or write `label_names: [...]` into "
-                "the evaluation, in the order of the dataset's ids",
+                f"{where}: label {value} is a number: give label names, or write `label_names: [...]`, in the order "
+                "of the dataset's ids, into the evaluation document (`--evaluation`)",
                 field=column,
             )
         if not 0 <= value < len(self.by_id):

@@ -99,7 +99,8 @@ def _column(dataset: Facts, name: str, field: str, *, option: str) -> Facts:
     columns: Mapping[str, Facts] = dataset["columns"]
     if name not in columns:
         here = ", ".join(columns)[:200]
-        _refuse(f"no column {name!r}; columns here: {here}: write `{option}: NAME` into the evaluation", field)
+        cure = f"write `{option}: NAME` into the evaluation document (`--evaluation`)"
+        _refuse(f"no column {name!r}; columns here: {here}: {cure}", field)
     if columns[name]["missing_at"]:
         _refuse(f"{columns[name]['missing_at']}: no column {name!r}, which other rows have", field)
     return columns[name]

@@ -62,6 +62,7 @@ def report(options: ReportOptions, output: Output) -> Exit:
         document = _parse_report(client.report_json(options.name)) if options.json else {}
     if options.html:
         _write(options.html, page)
+        note(output.notes, f"report.html is in {options.html}")
     if options.open:
         _open(options.html, page)
     output.result(document, report_text(summary))

@@ -74,9 +74,9 @@ def test_approved_is_shown_downloaded_and_verified(submit, cli, tmp_path):
     code, out, _ = cli("verify", "output", "--key", "key.pem", "--allow-development-key")
     assert (code, "APPROVED" in out) == (Exit.OK, True)
     name = outcome["conversion"]["name"]
-    assert json.loads(cli("report", name, "--json", "--html", "page.html")[1]) == json.loads(
-        (tmp_path / "output/report.json").read_text()
-    )
+    _, out, err = cli("report", name, "--json", "--html", "page.html")
+    assert json.loads(out) == json.loads((tmp_path / "output/report.json").read_text())
+    assert err == "report.html is in page.html\n"
     assert (tmp_path / "page.html").read_bytes() == (tmp_path / "output/report.html").read_bytes()
     (tmp_path / "output/model/config.json").write_text("{}")
     assert cli("verify", "output", "--key", "key.pem", "--allow-development-key")[0] == Exit.VERIFICATION_FAILED

@@ -82,15 +82,13 @@ def test_a_column_of_another_name_is_answered_with_the_setting_that_names_it(ins
     facts = inspect(DATASET, {"a.jsonl": jsonl({"sentence": "a", "target": "x"}, {"sentence": "b", "target": 1})})
     with pytest.raises(InvalidDataset) as text:
         check_texts(facts, Evaluation(), field="inputs.evaluation")
-    with pytest.raises(InvalidDataset, match="write `label_column: NAME` into the evaluation"):
+    with pytest.raises(InvalidDataset, match="write `label_column: NAME` into the evaluation document"):
         check_labels(facts, Evaluation(text_column="sentence"), ["x"], field="inputs.evaluation")
-    with pytest.raises(
-        InvalidDataset, match=r"line 2: label 1 is a number: .*`label_names: \[\.\.\.\]` into the evaluation"
-    ):
+    with pytest.raises(InvalidDataset, match=r"line 2: label 1 is a number: .*`label_names: .*`--evaluation`"):
         check_labels(facts, Evaluation(label_column="target"), ["x"], field="inputs.evaluation")
     assert text.value.message == (
         "inputs.evaluation: no column 'text'; columns here: sentence, target: "
-        "write `text_column: NAME` into the evaluation"
+        "write `text_column: NAME` into the evaluation document (`--evaluation`)"
     )
 
 
