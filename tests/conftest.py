@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 
 import pytest
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read when ONNX Runtime is first imported, here or in a server of a test
+
+# A shell starts background jobs with SIGINT ignored, and commands inherit that: those that a test interrupts must not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
