@@ -29,7 +29,6 @@ class ArtifactKind(str, Enum):
     ADAPTER = "adapter"
     DATASET = "dataset"
     REPORT = "report"
-    CHECKPOINT = "checkpoint"
 
 
 def check_relative_path(path: str) -> str:

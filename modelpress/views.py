@@ -22,11 +22,6 @@ class ConversionState(str, Enum):
     FAILED = "FAILED"
     UNKNOWN = "UNKNOWN"
 
-    @property
-    def final(self) -> bool:
-        """True where only `retry` can change it."""
-        return self in (ConversionState.CANCELLED, ConversionState.SUCCEEDED, ConversionState.FAILED)
-
 
 class FailureKind(str, Enum):
     """Whose fault a failure is. UNKNOWN: a kind of a newer server."""
