@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from modelpress.errors import ModelpressError
     from modelpress.manifests import ArtifactKind
     from modelpress.reports import Verdict
-    from modelpress.requests import AdapterInput, ConversionRequest, Documents, Limits
+    from modelpress.requests import AdapterInput, ConversionRequest, Documents, Limits, ModelInput
     from modelpress.retries import RetryPolicy
     from modelpress.verification import verify_folder
     from modelpress.views import Conversion, ConversionState, Event
@@ -37,6 +37,7 @@ _HOMES = {
     "Documents": "requests",
     "Event": "views",
     "Limits": "requests",
+    "ModelInput": "requests",
     "ModelpressError": "errors",
     "RetryPolicy": "retries",
     "Verdict": "reports",
@@ -54,6 +55,7 @@ __all__ = [
     "Documents",
     "Event",
     "Limits",
+    "ModelInput",
     "ModelpressError",
     "RetryPolicy",
     "Verdict",

@@ -6,7 +6,8 @@
         evaluation="artifacts/sha256:...",
     )
 
-The documents are read with the same types as on the server, so most faults are found before anything is sent.
+The documents are read with the same types as on the server, so most faults are found before anything is sent. A recipe
+that only merges reads no dataset: leave `evaluation` out there, and only there.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from functools import cached_property
 
 from modelpress.errors import InvalidRequest
 from modelpress.evaluations import Evaluation, read_evaluation
+from modelpress.gates import check_measurable
 from modelpress.policies import Policy, read_policy
 from modelpress.recipes import Recipe, read_recipe
 from modelpress.request_rules import (
+    Given,
     check_adapter,
     check_inputs,
     check_labels,
     check_memory_limit,
+    check_model,
     check_order,
     check_timeout,
 )
@@ -35,14 +39,17 @@ CONVERSION_NAME = re.compile(r"conversions/[A-Za-z0-9_-]{1,63}")
 
 @dataclass(frozen=True)
 class Documents:
-    """Recipe, policy and evaluation as people wrote them; an empty evaluation means the defaults."""
+    """Recipe, policy and evaluation as people wrote them; an empty evaluation means the defaults.
+
+    Every gate of the policy can be judged by what the recipe and the evaluation have measured.
+    """
 
     recipe: str
     policy: str
     evaluation: str = ""
 
     def __post_init__(self) -> None:
-        _ = self.parsed_recipe, self.parsed_policy, self.parsed_evaluation
+        check_measurable(self.parsed_policy, self.parsed_evaluation, self.parsed_recipe)
 
     @cached_property
     def parsed_recipe(self) -> Recipe:
@@ -70,6 +77,18 @@ class AdapterInput:
 
 
 @dataclass(frozen=True)
+class ModelInput:
+    """A further model by the name that the recipe calls it, and its weight in the merge."""
+
+    name: str
+    artifact: str
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_model(self.name, self.weight)
+
+
+@dataclass(frozen=True)
 class Limits:
     """Seconds and bytes, all > 0. None: the server's default (for the queue: no limit)."""
 
@@ -89,8 +108,9 @@ class ConversionRequest:
 
     documents: Documents
     base: str
-    evaluation: str
+    evaluation: str = ""
     adapters: tuple[AdapterInput, ...] = ()
+    models: tuple[ModelInput, ...] = ()
     train: str = ""
     validation: str = ""
     probes: str = ""
@@ -102,14 +122,24 @@ class ConversionRequest:
     def __post_init__(self) -> None:
         check_order(seed=self.seed, priority=self.priority)
         check_labels(self.labels)
-        adapters = [adapter.name for adapter in self.adapters]
-        recipe = self.documents.parsed_recipe
-        check_inputs(recipe, adapters, train=bool(self.train), validation=bool(self.validation))
-        names = {"base": self.base, "evaluation": self.evaluation}
-        names |= {"train": self.train, "validation": self.validation, "probes": self.probes}
-        names |= {f"adapters.{adapter.name}": adapter.artifact for adapter in self.adapters}
-        for where, name in names.items():
-            if (name or where in ("base", "evaluation")) and not ARTIFACT_NAME.fullmatch(name):
-                raise InvalidRequest(
-                    f"{where} is {name[:90]!r}: give an artifact's name, artifacts/sha256:<hex>", field=where
-                )
+        datasets = {role: getattr(self, role) for role in ("train", "validation", "evaluation", "probes")}
+        given = Given(
+            adapters=tuple(adapter.name for adapter in self.adapters),
+            models=tuple((model.name, model.weight) for model in self.models),
+            datasets=frozenset(role for role, name in datasets.items() if name),
+            has_evaluation_document=bool(self.documents.evaluation.strip()),
+        )
+        check_inputs(self.documents.parsed_recipe, given)
+        _check_artifact("base", self.base)
+        for where, name in datasets.items():
+            if name:
+                _check_artifact(where, name)
+        for adapter in self.adapters:
+            _check_artifact(f"adapters.{adapter.name}", adapter.artifact)
+        for model in self.models:
+            _check_artifact(f"models.{model.name}", model.artifact)
+
+
+def _check_artifact(where: str, name: str) -> None:
+    if not ARTIFACT_NAME.fullmatch(name):
+        raise InvalidRequest(f"{where} is {name[:90]!r}: give an artifact's name, artifacts/sha256:<hex>", field=where)

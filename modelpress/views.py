@@ -74,10 +74,11 @@ class Estimate:
 
 @dataclass(frozen=True)
 class ConversionInputs:
-    """Names of artifacts; empty: no such input. `adapters` maps the recipe's name of each to its artifact."""
+    """Names of artifacts; empty: no such input. `adapters` and `models` map the recipe's names to artifacts."""
 
     base: str
     adapters: Mapping[str, str]
+    models: Mapping[str, str]
     train: str
     validation: str
     evaluation: str

@@ -85,6 +85,8 @@ def request_to_wire(request: ConversionRequest) -> conversions_pb2.CreateConvers
     message.inputs.probes = request.probes
     for adapter in request.adapters:
         message.inputs.adapters.add(name=adapter.name, artifact=adapter.artifact, weight=adapter.weight)
+    for model in request.models:
+        message.inputs.models.add(name=model.name, artifact=model.artifact, weight=model.weight)
     message.recipe.yaml = request.documents.recipe
     message.policy.yaml = request.documents.policy
     message.evaluation.yaml = request.documents.evaluation
@@ -128,6 +130,7 @@ def _inputs(message: conversions_pb2.ConversionInputs) -> ConversionInputs:
     return ConversionInputs(
         base=message.base,
         adapters={adapter.name: adapter.artifact for adapter in message.adapters},
+        models={model.name: model.artifact for model in message.models},
         train=message.train,
         validation=message.validation,
         evaluation=message.evaluation,

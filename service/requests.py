@@ -7,7 +7,7 @@ What needs the store or the artifacts' facts (does the adapter fit the base?) is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from modelpress.errors import InvalidRequest
 from modelpress.evaluations import Evaluation, read_evaluation
 from modelpress.policies import Policy, read_policy
 from modelpress.recipes import Recipe, read_recipe
-from modelpress.request_rules import check_adapter, check_inputs, check_labels, check_order
+from modelpress.request_rules import Given, check_adapter, check_inputs, check_labels, check_model, check_order
 from modelpress.requests import Limits
 
 ParsedT = TypeVar("ParsedT")
@@ -37,6 +37,18 @@ class AdapterRequest:
 
 
 @dataclass(frozen=True)
+class ModelRequest:
+    """A further model, the recipe's name for it and its finite weight in the merge."""
+
+    name: str
+    artifact: Digest
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_model(self.name, self.weight)
+
+
+@dataclass(frozen=True)
 class ConversionRequest:
     """Everything that decides a conversion's result, and its limits, labels and priority.
 
@@ -45,11 +57,13 @@ class ConversionRequest:
     """
 
     base: Digest
-    evaluation_dataset: Digest
     recipe_yaml: str
     policy_yaml: str
+    evaluation_dataset: Digest | None = None
+    """None exactly where the recipe only merges."""
     evaluation_yaml: str = ""
     adapters: tuple[AdapterRequest, ...] = ()
+    models: tuple[ModelRequest, ...] = ()
     train: Digest | None = None
     validation: Digest | None = None
     probes: Digest | None = None
@@ -62,8 +76,29 @@ class ConversionRequest:
         check_order(seed=self.seed, priority=self.priority)
         check_labels(self.labels)
         _ = self.evaluation, self.policy  # parsed now, so that a request that exists has three valid texts
-        names = [adapter.name for adapter in self.adapters]
-        check_inputs(self.recipe, names, train=self.train is not None, validation=self.validation is not None)
+        check_inputs(self.recipe, self._given)
+
+    @property
+    def datasets(self) -> Mapping[str, Digest]:
+        """Those of train, validation, evaluation and probes that the request has."""
+        roles = {"train": self.train, "validation": self.validation}
+        roles |= {"evaluation": self.evaluation_dataset, "probes": self.probes}
+        return {role: digest for role, digest in roles.items() if digest is not None}
+
+    @property
+    def artifacts(self) -> tuple[Digest, ...]:
+        """Every artifact that the request names, each once."""
+        merged = (*self.adapters, *self.models)
+        return tuple(dict.fromkeys((self.base, *(m.artifact for m in merged), *self.datasets.values())))
+
+    @property
+    def _given(self) -> Given:
+        return Given(
+            adapters=tuple(adapter.name for adapter in self.adapters),
+            models=tuple((model.name, model.weight) for model in self.models),
+            datasets=frozenset(self.datasets),
+            has_evaluation_document=bool(self.evaluation_yaml.strip()),
+        )
 
     @cached_property
     def recipe(self) -> Recipe:
@@ -89,10 +124,11 @@ class ConversionRequest:
         """Plain JSON values: the `conversions.request` column. The three texts stand in it byte for byte."""
         return {
             "base": str(self.base),
-            "adapters": [{"name": a.name, "artifact": str(a.artifact), "weight": a.weight} for a in self.adapters],
+            "adapters": _merged_to_json(self.adapters),
+            "models": _merged_to_json(self.models),
             "train": _text(self.train),
             "validation": _text(self.validation),
-            "evaluation_dataset": str(self.evaluation_dataset),
+            "evaluation_dataset": _text(self.evaluation_dataset),
             "probes": _text(self.probes),
             "recipe_yaml": self.recipe_yaml,
             "evaluation_yaml": self.evaluation_yaml,
@@ -105,13 +141,14 @@ class ConversionRequest:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> ConversionRequest:
-        """The inverse of `to_json`."""
+        """The inverse of `to_json`; reads what was stored before there were models, too."""
         return ConversionRequest(
             base=Digest(value["base"]),
             adapters=tuple(AdapterRequest(a["name"], Digest(a["artifact"]), a["weight"]) for a in value["adapters"]),
+            models=tuple(ModelRequest(m["name"], Digest(m["artifact"]), m["weight"]) for m in value.get("models", ())),
             train=_digest(value["train"]),
             validation=_digest(value["validation"]),
-            evaluation_dataset=Digest(value["evaluation_dataset"]),
+            evaluation_dataset=_digest(value["evaluation_dataset"]),
             probes=_digest(value["probes"]),
             recipe_yaml=value["recipe_yaml"],
             evaluation_yaml=value["evaluation_yaml"],
@@ -121,6 +158,10 @@ class ConversionRequest:
             seed=value["seed"],
             priority=value["priority"],
         )
+
+
+def _merged_to_json(merged: Sequence[AdapterRequest | ModelRequest]) -> list[dict[str, Any]]:
+    return [{"name": one.name, "artifact": str(one.artifact), "weight": one.weight} for one in merged]
 
 
 def _text(digest: Digest | None) -> str | None:

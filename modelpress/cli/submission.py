@@ -11,15 +11,15 @@ import typer
 
 from modelpress.cli.commands import ServerOptions
 from modelpress.cli.progress_view import ProgressView, show_transfer
-from modelpress.cli.values import AdapterOption, parse_adapter, parse_duration, parse_labels, parse_size
+from modelpress.cli.values import MergedOption, parse_adapter, parse_duration, parse_labels, parse_model, parse_size
 from modelpress.errors import InvalidRequest
 from modelpress.evaluations import read_evaluation
 from modelpress.inspection import folder_kind
 from modelpress.manifests import ArtifactKind
 from modelpress.policies import read_policy
 from modelpress.recipes import read_recipe
-from modelpress.request_rules import check_inputs, check_labels, check_order
-from modelpress.requests import ARTIFACT_NAME, AdapterInput, ConversionRequest, Documents, Limits
+from modelpress.request_rules import Given, check_inputs, check_labels, check_order
+from modelpress.requests import ARTIFACT_NAME, AdapterInput, ConversionRequest, Documents, Limits, ModelInput
 
 if TYPE_CHECKING:
     from modelpress.client import Client
@@ -33,9 +33,22 @@ class InputOptions(ServerOptions):
     base: Annotated[str, typer.Argument(metavar="BASE", help="Model folder, or artifacts/sha256:<hex> sent before.")]
     recipe: Annotated[Path, typer.Option("--recipe", metavar="FILE", help="What to do (YAML).")]
     policy: Annotated[Path, typer.Option("--policy", metavar="FILE", help="The gates that decide (YAML).")]
+    adapter: Annotated[
+        list[str],
+        typer.Option("--adapter", metavar="NAME=DIR[:WEIGHT]", help="PEFT adapter to merge; may be repeated."),
+    ] = field(default_factory=list)
+    model: Annotated[
+        list[str],
+        typer.Option("--model", metavar="NAME=DIR[:WEIGHT]", help="Model to merge into the base; may be repeated."),
+    ] = field(default_factory=list)
     eval: Annotated[
-        str, typer.Option("--eval", metavar="DIR", help="Labelled dataset that the verdict is measured on.")
-    ]
+        str,
+        typer.Option(
+            "--eval",
+            metavar="DIR",
+            help="Labelled dataset that the verdict is measured on; a recipe that only merges has none.",
+        ),
+    ] = ""
     evaluation: Annotated[
         Path | None,
         typer.Option("--evaluation", metavar="FILE", help="What to measure (YAML); without it the defaults."),
@@ -50,10 +63,6 @@ class InputOptions(ServerOptions):
     probes: Annotated[
         str, typer.Option("--probes", metavar="DIR", help="Texts for the drift check; without it the --eval dataset.")
     ] = ""
-    adapter: Annotated[
-        list[str],
-        typer.Option("--adapter", metavar="NAME=DIR[:WEIGHT]", help="LoRA adapter to merge; may be repeated."),
-    ] = field(default_factory=list)
     label: Annotated[
         list[str], typer.Option("--label", metavar="KEY=VALUE", help="Label of the conversion; may be repeated.")
     ] = field(default_factory=list)
@@ -84,7 +93,8 @@ class Submission:
     documents: Documents
     base: str
     datasets: Mapping[str, str]
-    adapters: tuple[AdapterOption, ...]
+    adapters: tuple[MergedOption, ...]
+    models: tuple[MergedOption, ...]
     limits: Limits
     labels: Mapping[str, str]
     seed: int
@@ -93,8 +103,13 @@ class Submission:
     def __post_init__(self) -> None:
         check_order(seed=self.seed, priority=self.priority)
         check_labels(self.labels)
-        given = {role: bool(self.datasets[role]) for role in ("train", "validation")}
-        check_inputs(self.documents.parsed_recipe, [adapter.name for adapter in self.adapters], **given)
+        given = Given(
+            adapters=tuple(adapter.name for adapter in self.adapters),
+            models=tuple((model.name, model.weight) for model in self.models),
+            datasets=frozenset(role for role, source in self.datasets.items() if source),
+            has_evaluation_document=bool(self.documents.evaluation.strip()),
+        )
+        check_inputs(self.documents.parsed_recipe, given)
 
     def upload(self, client: Client, view: ProgressView) -> ConversionRequest:
         """Send every folder that is not an artifact yet, each once."""
@@ -113,6 +128,10 @@ class Submission:
                 AdapterInput(adapter.name, artifact(adapter.source, ArtifactKind.ADAPTER), adapter.weight)
                 for adapter in self.adapters
             ),
+            models=tuple(
+                ModelInput(model.name, artifact(model.source, ArtifactKind.MODEL), model.weight)
+                for model in self.models
+            ),
             limits=self.limits,
             labels=self.labels,
             seed=self.seed,
@@ -130,12 +149,12 @@ def read_submission(options: InputOptions) -> Submission:
     )
     datasets = {"train": options.train, "validation": options.validation}
     datasets |= {"evaluation": options.eval, "probes": options.probes}
-    adapters = tuple(parse_adapter(text) for text in options.adapter)
     submission = Submission(
         documents=documents,
         base=options.base,
         datasets=datasets,
-        adapters=adapters,
+        adapters=tuple(parse_adapter(text) for text in options.adapter),
+        models=tuple(parse_model(text) for text in options.model),
         limits=_limits(options),
         labels=parse_labels(options.label),
         seed=options.seed,
@@ -164,6 +183,8 @@ def _check_sources(submission: Submission) -> None:
     _check_source("BASE", submission.base, "model")
     for adapter in submission.adapters:
         _check_source(f"--adapter {adapter.name}", adapter.source, "adapter")
+    for model in submission.models:
+        _check_source(f"--model {model.name}", model.source, "model")
     for role, source in submission.datasets.items():
         if source:
             _check_source("--eval" if role == "evaluation" else f"--{role}", source, "dataset")

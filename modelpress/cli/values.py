@@ -1,15 +1,15 @@
-"""Texts of the command line as values: labels, adapters, sizes, durations. Each fault names its option."""
+"""Texts of the command line as values: labels, adapters, models, sizes, durations. Each fault names its option."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
 from modelpress.errors import InvalidRequest
-from modelpress.request_rules import check_adapter
+from modelpress.request_rules import check_adapter, check_model
 from modelpress.requests import ARTIFACT_NAME
 
 ChoiceT = TypeVar("ChoiceT", bound=Enum)
@@ -28,8 +28,8 @@ _NUMBER_AND_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 
 @dataclass(frozen=True)
-class AdapterOption:
-    """`NAME=SOURCE[:WEIGHT]`; `source` is a folder or an artifact's name."""
+class MergedOption:
+    """`NAME=SOURCE[:WEIGHT]` of an adapter or a model; `source` is a folder or an artifact's name."""
 
     name: str
     source: str
@@ -49,17 +49,12 @@ def parse_labels(texts: Sequence[str]) -> dict[str, str]:
     return labels
 
 
-def parse_adapter(text: str) -> AdapterOption:
-    """The part after the last colon is the weight if it is a number and what stands before it is not cut by that."""
-    name, sign, rest = text.partition("=")
-    if not (name and sign and rest):
-        raise InvalidRequest(f"--adapter {text!r}: write NAME=FOLDER or NAME=FOLDER:WEIGHT", field="inputs.adapters")
-    source, weight = _weighed(rest)
-    try:
-        check_adapter(name, weight)
-    except InvalidRequest as fault:
-        raise InvalidRequest(f"--adapter {text!r}: {fault.message}", field=fault.field) from None
-    return AdapterOption(name, source, weight)
+def parse_adapter(text: str) -> MergedOption:
+    return _parse_merged("adapter", text, check_adapter)
+
+
+def parse_model(text: str) -> MergedOption:
+    return _parse_merged("model", text, check_model)
 
 
 def parse_size(option: str, text: str) -> int:
@@ -81,6 +76,19 @@ def parse_choices(option: str, texts: Sequence[str], choices: Sequence[ChoiceT])
     if unknown is not None:
         raise InvalidRequest(f"{option} {unknown!r}: write one of {', '.join(by_value)}", field=option)
     return tuple(by_value[text.upper()] for text in texts)
+
+
+def _parse_merged(kind: str, text: str, check: Callable[[str, float], None]) -> MergedOption:
+    """The part after the last colon is the weight if it is a number and what stands before it is not cut by that."""
+    name, sign, rest = text.partition("=")
+    if not (name and sign and rest):
+        raise InvalidRequest(f"--{kind} {text!r}: write NAME=FOLDER or NAME=FOLDER:WEIGHT", field=f"inputs.{kind}s")
+    source, weight = _weighed(rest)
+    try:
+        check(name, weight)
+    except InvalidRequest as fault:
+        raise InvalidRequest(f"--{kind} {text!r}: {fault.message}", field=fault.field) from None
+    return MergedOption(name, source, weight)
 
 
 def _weighed(text: str) -> tuple[str, float]:

@@ -176,6 +176,38 @@ class AdapterInput(_message.Message):
 Global___AdapterInput: _TypeAlias = AdapterInput  # noqa: Y015
 
 @_typing.final
+class ModelInput(_message.Message):
+    """A further model of the request, merged into the base."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    ARTIFACT_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The recipe's name for it: 1 to 63 of a-z, 0-9, `-`, `_`."""
+    artifact: _builtins.str
+    """`artifacts/sha256:<hex>` of kind MODEL, of the base's architecture."""
+    weight: _builtins.float
+    """Its weight in the merge; unset means 1.0."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        artifact: _builtins.str = ...,
+        weight: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "weight", b"weight"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_weight", b"_weight", "artifact", b"artifact", "name", b"name", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__weight: _TypeAlias = _typing.Literal["weight"]  # noqa: Y015
+    _WhichOneofArgType__weight: _TypeAlias = _typing.Literal["_weight", b"_weight"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
+
+Global___ModelInput: _TypeAlias = ModelInput  # noqa: Y015
+
+@_typing.final
 class ConversionInputs(_message.Message):
     """Everything that goes in."""
 
@@ -187,6 +219,7 @@ class ConversionInputs(_message.Message):
     VALIDATION_FIELD_NUMBER: _builtins.int
     EVALUATION_FIELD_NUMBER: _builtins.int
     PROBES_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     base: _builtins.str
     """`artifacts/sha256:<hex>` of kind MODEL: the baseline."""
     train: _builtins.str
@@ -194,12 +227,16 @@ class ConversionInputs(_message.Message):
     validation: _builtins.str
     """Held-out dataset that training stages choose by. Empty: a tenth of `train`, split off by the seed."""
     evaluation: _builtins.str
-    """Labelled dataset that the verdict is measured on."""
+    """Labelled dataset that the verdict is measured on. Empty for a recipe that only merges, and only there."""
     probes: _builtins.str
     """Texts for the drift check. Empty: the evaluation dataset, and the report says so."""
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___AdapterInput]:
         """Adapters for `merge_lora`."""
+
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelInput]:
+        """Models for `merge_models`."""
 
     def __init__(
         self,
@@ -210,10 +247,11 @@ class ConversionInputs(_message.Message):
         validation: _builtins.str = ...,
         evaluation: _builtins.str = ...,
         probes: _builtins.str = ...,
+        models: _abc.Iterable[Global___ModelInput] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "base", b"base", "evaluation", b"evaluation", "probes", b"probes", "train", b"train", "validation", b"validation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "base", b"base", "evaluation", b"evaluation", "models", b"models", "probes", b"probes", "train", b"train", "validation", b"validation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

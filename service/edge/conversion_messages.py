@@ -81,9 +81,14 @@ def _inputs(request: Mapping[str, Any]) -> pb.ConversionInputs:
         pb.AdapterInput(name=adapter["name"], artifact=_artifact(adapter["artifact"]), weight=adapter["weight"])
         for adapter in request["adapters"]
     ]
+    models = [
+        pb.ModelInput(name=model["name"], artifact=_artifact(model["artifact"]), weight=model["weight"])
+        for model in request.get("models", ())
+    ]
     return pb.ConversionInputs(
         base=_artifact(request["base"]),
         adapters=adapters,
+        models=models,
         train=_artifact(request["train"]),
         validation=_artifact(request["validation"]),
         evaluation=_artifact(request["evaluation_dataset"]),

@@ -14,7 +14,7 @@ from modelpress.errors import InvalidRequest
 from modelpress.requests import Limits
 from modelpress.v1 import conversions_pb2 as pb
 from service.edge.names import artifact_digest
-from service.requests import AdapterRequest, ConversionRequest
+from service.requests import AdapterRequest, ConversionRequest, ModelRequest
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9-]{1,63}")
 
@@ -26,9 +26,10 @@ def request_from_proto(message: pb.CreateConversionRequest) -> ConversionRequest
     return ConversionRequest(
         base=artifact_digest(inputs.base, field="inputs.base"),
         adapters=tuple(_adapter(adapter, index) for index, adapter in enumerate(inputs.adapters)),
+        models=tuple(_model(model, index) for index, model in enumerate(inputs.models)),
         train=_optional_digest(inputs.train, "inputs.train"),
         validation=_optional_digest(inputs.validation, "inputs.validation"),
-        evaluation_dataset=artifact_digest(inputs.evaluation, field="inputs.evaluation"),
+        evaluation_dataset=_optional_digest(inputs.evaluation, "inputs.evaluation"),
         probes=_optional_digest(inputs.probes, "inputs.probes"),
         recipe_yaml=message.recipe.yaml,
         evaluation_yaml=message.evaluation.yaml,
@@ -53,6 +54,11 @@ def _optional_digest(name: str, field: str) -> Digest | None:
 def _adapter(message: pb.AdapterInput, index: int) -> AdapterRequest:
     artifact = artifact_digest(message.artifact, field=f"inputs.adapters[{index}].artifact")
     return AdapterRequest(message.name, artifact, message.weight or 1.0)
+
+
+def _model(message: pb.ModelInput, index: int) -> ModelRequest:
+    artifact = artifact_digest(message.artifact, field=f"inputs.models[{index}].artifact")
+    return ModelRequest(message.name, artifact, message.weight if message.HasField("weight") else 1.0)
 
 
 def _limits(message: pb.Limits) -> Limits:

@@ -129,12 +129,10 @@ class ConversionsServicer(rpc.ConversionsServicer):
 
     def _facts(self, tenant: str, request: ConversionRequest) -> dict[Digest, Facts]:
         """Facts of those artifacts of the request that the tenant has."""
-        named = [request.base, request.evaluation_dataset, request.train, request.validation, request.probes]
         facts: dict[Digest, Facts] = {}
-        for digest in (*named, *(adapter.artifact for adapter in request.adapters)):
+        for digest in request.artifacts:
             try:
-                if digest is not None and digest not in facts:
-                    facts[digest] = self._parts.artifacts.get(tenant, digest).facts
+                facts[digest] = self._parts.artifacts.get(tenant, digest).facts
             except NotFound:
                 continue  # the preflight says which field names it
         return facts

@@ -5,12 +5,16 @@ import pytest
 from modelpress import wire
 from modelpress.digests import Digest
 from modelpress.errors import InvalidPolicy, InvalidRecipe, InvalidRequest
-from modelpress.requests import AdapterInput, ConversionRequest, Documents, Limits
+from modelpress.requests import AdapterInput, ConversionRequest, Documents, Limits, ModelInput
 from service.edge.conversion_requests import request_from_proto
 
 POLICY = "gates:\n  size: {max_ratio: 0.3}\n"
 EXPORT = "stages:\n  - method: export\n"
 MERGE = "stages:\n  - method: merge_lora\n  - method: export\n"
+ONLY_MERGE = "stages: [{method: merge_lora}, {method: export, format: safetensors}]"
+MODELS = "stages: [{method: merge_models%s}, {method: export, format: safetensors}]"
+SLERP = MODELS % ", merge_method: slerp"
+CHANGE = "gates:\n  merge_change: {max: 0.5}\n"
 RECOVER = "stages:\n  - method: prune\n  - method: recover\n  - method: export\n"
 
 
@@ -21,6 +25,20 @@ def artifact(number):
 def request(recipe=EXPORT, **changes):
     values = {"base": artifact(1), "evaluation": artifact(2)} | changes
     return ConversionRequest(Documents(recipe=recipe, policy=POLICY), **values)
+
+
+def merge_only(recipe=ONLY_MERGE, policy=CHANGE, written="", **changes):
+    """A request that only merges; `written` is its evaluation document."""
+    values = {"base": artifact(1), "adapters": ()} | changes
+    if recipe == ONLY_MERGE:
+        values["adapters"] = changes.get("adapters", (AdapterInput("a", artifact(3)),))
+    return ConversionRequest(Documents(recipe=recipe, policy=policy, evaluation=written), **values)
+
+
+def models(*weights):
+    return tuple(
+        ModelInput(name, artifact(10 + i), weight) for i, (name, weight) in enumerate(zip("abc", weights, strict=False))
+    )
 
 
 def test_every_field_reaches_the_server():
@@ -51,6 +69,20 @@ def test_what_is_left_out_is_left_out_on_the_server_too():
     assert list(vars(read.limits).values()) == [None, None, None]
 
 
+def test_models_reach_the_server_with_their_weights_a_weight_of_0_too():
+    sent = merge_only(SLERP, models=models(0.0))
+    read = request_from_proto(wire.request_to_wire(sent))
+    assert [(m.name, str(m.artifact), m.weight) for m in read.models] == [("a", f"sha256:{10:064x}", 0.0)]
+    message = wire.request_to_wire(sent)
+    message.inputs.models[0].ClearField("weight")
+    assert request_from_proto(message).models[0].weight == 1.0
+
+
+def test_a_recipe_that_only_merges_needs_a_base_and_an_adapter_and_nothing_else():
+    read = request_from_proto(wire.request_to_wire(merge_only()))
+    assert (read.evaluation_dataset, read.datasets, read.recipe.is_merge_only) == (None, {}, True)
+
+
 @pytest.mark.parametrize(
     ("documents", "kind"),
     [
@@ -58,6 +90,8 @@ def test_what_is_left_out_is_left_out_on_the_server_too():
         ({"recipe": "stages:\n  - method: exprot", "policy": POLICY}, InvalidRecipe),
         ({"recipe": EXPORT, "policy": "gates: {}"}, InvalidPolicy),
         ({"recipe": EXPORT, "policy": POLICY, "evaluation": "text_colum: x"}, InvalidRequest),
+        ({"recipe": ONLY_MERGE, "policy": POLICY}, InvalidPolicy),
+        ({"recipe": EXPORT, "policy": CHANGE}, InvalidPolicy),
     ],
 )
 def test_documents_are_valid_once_built(documents, kind):
@@ -78,7 +112,25 @@ def test_documents_are_valid_once_built(documents, kind):
         (lambda: request(labels={"Owner": "ml"}), "label key 'Owner' is not 1 to 63 of a-z"),
         (lambda: request(priority=101), "priority is 101: it must be -100 to 100"),
         (lambda: request(base="model"), "base is 'model'"),
-        (lambda: request(evaluation=""), "evaluation is ''"),
+        (lambda: request(evaluation="model"), "evaluation is 'model'"),
+        (lambda: request(evaluation=""), "inputs.evaluation is required: name the labelled dataset"),
+        (lambda: merge_only(evaluation=artifact(2)), "inputs.evaluation is set, and nothing reads it"),
+        (lambda: merge_only(train=artifact(2)), "inputs.train is set, and nothing reads it"),
+        (lambda: merge_only(probes=artifact(2)), "inputs.probes is set, and nothing reads it"),
+        (lambda: merge_only(written="max_length: 8"), "evaluation is set, and nothing reads it"),
+        (lambda: merge_only(adapters=()), "inputs.adapters is empty, and recipe.stages.0. is 'merge_lora'"),
+        (lambda: merge_only(models=models(1)), "no stage merges the models a: put `- method: merge_models` first"),
+        (lambda: merge_only(MODELS % "", adapters=(AdapterInput("a", artifact(3)),)), "no stage merges the adapters a"),
+        (lambda: merge_only(MODELS % ""), "inputs.models is empty, and recipe.stages.0. is 'merge_models'"),
+        (lambda: merge_only(MODELS % ", models: [b]", models=models(1)), "no model 'b' in the request; it has a"),
+        (lambda: merge_only(MODELS % ", models: [b]", models=models(1, 1)), "no stage merges the model 'a'"),
+        (lambda: merge_only(MODELS % "", models=models(1) * 2), "two models are named 'a'"),
+        (lambda: merge_only(MODELS % "", models=models(0.0)), "model 'a' has weight 0.0: use a finite number other"),
+        (lambda: merge_only(SLERP, models=models(1, 1)), "goes from the base to one model, and inputs.models has 2"),
+        (lambda: merge_only(SLERP, models=models(1.5)), "model 'a' has weight 1.5: use 0 to 1"),
+        (lambda: merge_only(SLERP, models=(ModelInput("a", "b"),)), "models.a is 'b'"),
+        (lambda: ModelInput("A", artifact(3)), "model name 'A' is not 1 to 63 of a-z"),
+        (lambda: ModelInput("a", artifact(3), float("inf")), "model 'a' has weight inf: use a finite number"),
         (lambda: request(train="artifacts/sha256:12"), "train is"),
         (lambda: request(seed=-1), "seed is -1"),
         (lambda: request(limits=Limits(memory_limit_bytes=0)), "limits.memory_limit_bytes is 0"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from modelpress.cli.values import AdapterOption, parse_adapter, parse_choices, parse_duration, parse_labels, parse_size
+from modelpress.cli.values import MergedOption, parse_adapter, parse_choices, parse_duration, parse_labels, parse_size
 from modelpress.errors import InvalidRequest
 from modelpress.reports import Verdict
 
@@ -12,13 +12,13 @@ ARTIFACT = "artifacts/sha256:" + "12" * 32
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("guard=adapters/guard", AdapterOption("guard", "adapters/guard", 1.0)),
-        ("guard=adapters/guard:0.5", AdapterOption("guard", "adapters/guard", 0.5)),
-        ("guard=adapters/v:2/final", AdapterOption("guard", "adapters/v:2/final", 1.0)),
-        ("guard=adapters/v:two", AdapterOption("guard", "adapters/v:two", 1.0)),
-        ("guard=a=b:-1e-1", AdapterOption("guard", "a=b", -0.1)),
-        (f"guard={ARTIFACT}", AdapterOption("guard", ARTIFACT, 1.0)),
-        (f"guard={ARTIFACT}:0.25", AdapterOption("guard", ARTIFACT, 0.25)),
+        ("guard=adapters/guard", MergedOption("guard", "adapters/guard", 1.0)),
+        ("guard=adapters/guard:0.5", MergedOption("guard", "adapters/guard", 0.5)),
+        ("guard=adapters/v:2/final", MergedOption("guard", "adapters/v:2/final", 1.0)),
+        ("guard=adapters/v:two", MergedOption("guard", "adapters/v:two", 1.0)),
+        ("guard=a=b:-1e-1", MergedOption("guard", "a=b", -0.1)),
+        (f"guard={ARTIFACT}", MergedOption("guard", ARTIFACT, 1.0)),
+        (f"guard={ARTIFACT}:0.25", MergedOption("guard", ARTIFACT, 0.25)),
     ],
 )
 def test_an_adapter_has_a_name_a_source_and_perhaps_a_weight(text, expected):

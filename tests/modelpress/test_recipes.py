@@ -36,6 +36,16 @@ def test_the_documented_example_is_read() -> None:
     assert recipe.needs_training_data == ("prune", "recover", "quantize")
 
 
+@pytest.mark.parametrize("method", ["merge_lora", "merge_models"])
+def test_a_recipe_that_only_merges_is_one_merge_and_the_safetensors_themselves(method: str) -> None:
+    recipe = read_recipe(f"stages: [{{method: {method}}}, {{method: export, format: safetensors}}]")
+    assert recipe.is_merge_only
+    assert recipe.merge == recipe.stages[0]
+    assert recipe.needs_training_data == ()
+    assert not read_recipe(f"stages: [{{method: {method}}}, {{method: export}}]").is_merge_only
+    assert read_recipe("stages: [{method: export}]").merge is None
+
+
 def test_magnitude_pruning_needs_no_training_data() -> None:
     assert read_recipe("stages: [{method: prune, importance: magnitude}, {method: export}]").needs_training_data == ()
 
@@ -81,6 +91,19 @@ def test_an_unknown_method_names_the_closest_and_all() -> None:
         (["quantize, kl_weight: 0, hidden_state_weight: 0", "export"], "nothing to train on"),
         (["quantize, steps: yes", "export"], "must be a number"),
         (["export"] * 33, "at most 32"),
+        (["merge_lora", "merge_models", "export"], "exclude each other"),
+        (["prune", "merge_models", "export"], "'merge_models' must be the first"),
+        (["merge_lora", "prune", "export, format: safetensors"], "recipes that only merge"),
+        (["export, format: safetensors"], "nothing is changed"),
+        (["merge_lora, combination_type: ties", "export"], "density is needed by 'ties'"),
+        (["merge_lora, density: 0.5", "export"], "density is used by ties, dare_linear, dare_ties only"),
+        (["merge_models, merge_method: slerp, density: 0.5", "export"], "leave it out for 'slerp'"),
+        (["merge_models, merge_method: dare_ties, density: 1.5", "export"], "density"),
+        (["merge_lora, combination_type: svd", "export"], "svd_rank belongs to combination_type 'svd'"),
+        (["merge_lora, svd_rank: 4", "export"], "svd_rank belongs to combination_type 'svd'"),
+        (["merge_lora, combination_type: average", "export"], "'cat', 'linear', 'svd'"),
+        (["merge_models, models: [a, a]", "export"], "'a' is given twice"),
+        (["merge_lora, labels: [a, a]", "export"], "'a' is given twice"),
     ],
 )
 def test_what_cannot_be_is_refused(stages: list[str], mentions: str) -> None:

@@ -13,9 +13,11 @@ from modelpress.errors import InvalidPolicy, InvalidRecipe, InvalidRequest
 from modelpress.requests import Limits
 from modelpress.v1 import conversions_pb2 as pb
 from service.edge.conversion_requests import request_from_proto
-from service.requests import AdapterRequest, ConversionRequest
+from service.requests import AdapterRequest, ConversionRequest, ModelRequest
 
 RECIPE = "stages:\n- method: merge_lora\n- method: prune\n- method: export\n"
+MODELS = "stages: [{method: merge_models}, {method: export, format: safetensors}]"
+ONLY_MERGE = "stages: [{method: merge_lora}, {method: export, format: safetensors}]"
 POLICY = "gates: {flips: {max_share: 0.1}}"
 
 
@@ -27,7 +29,7 @@ def message(**changes: Any) -> pb.CreateConversionRequest:
     """A request with everything set; `changes` replace fields of it or of its inputs."""
     inputs = {role: name_of(role) for role in ("base", "train", "validation", "evaluation", "probes")}
     inputs["adapters"] = [pb.AdapterInput(name="a-1", artifact=name_of("adapter"), weight=0.5)]  # type: ignore[assignment]
-    inputs |= {name: changes.pop(name) for name in list(changes) if name in inputs}
+    inputs |= {name: changes.pop(name) for name in list(changes) if name in inputs or name == "models"}
     fields: dict[str, Any] = {
         "request_id": "run-7",
         "recipe": {"yaml": RECIPE},
@@ -116,14 +118,57 @@ def test_what_is_left_out_has_its_documented_default() -> None:
     assert request_from_proto(weightless).adapters[0].weight == 1.0
 
 
+def bare(recipe: str, **changes: Any) -> pb.CreateConversionRequest:
+    """A request without datasets; `changes` as of `message`."""
+    nothing: dict[str, Any] = dict.fromkeys(("train", "validation", "evaluation", "probes"), "")
+    nothing["evaluation_source"] = None
+    return message(**{**nothing, "recipe": {"yaml": recipe}, **changes})
+
+
+def test_a_request_that_only_merges_is_read_and_kept_whole() -> None:
+    models = [pb.ModelInput(name="m", artifact=name_of("model"), weight=0.25)]
+    request = request_from_proto(bare(MODELS, adapters=[], models=models))
+    assert request.models == (ModelRequest("m", digest_bytes(b"model"), 0.25),)
+    assert (request.evaluation_dataset, dict(request.datasets)) == (None, {})
+    assert request.artifacts == (digest_bytes(b"base"), digest_bytes(b"model"))
+    assert ConversionRequest.from_json(request.to_json()) == request
+
+
+def test_a_request_that_was_stored_before_there_were_models_is_read() -> None:
+    value = request_from_proto(message()).to_json()
+    del value["models"]
+    assert ConversionRequest.from_json(value).models == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason", "field"),
+    [
+        ({"evaluation": ""}, "EVALUATION_DATA_MISSING", "inputs.evaluation"),
+        ({"recipe": {"yaml": ONLY_MERGE}}, "INPUT_NOT_READ", "inputs.evaluation"),
+        ({"models": [pb.ModelInput(name="m", artifact=name_of("m"))]}, "MODEL_NOT_MERGED", "recipe.stages"),
+        ({"recipe": {"yaml": MODELS}, "adapters": []}, "MODEL_MISSING", "inputs.models"),
+        ({"models": [pb.ModelInput(name="m", artifact="m")]}, "INVALID_REQUEST", "inputs.models[0].artifact"),
+    ],
+)
+def test_what_no_stage_reads_and_what_a_stage_lacks_are_refused(
+    changes: dict[str, Any], reason: str, field: str
+) -> None:
+    error = refused(**changes)
+    assert (error.reason, error.field) == (reason, field)
+
+
+def test_an_evaluation_that_nothing_reads_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="evaluation is set, and nothing reads it") as caught:
+        request_from_proto(bare(ONLY_MERGE, evaluation_source={"yaml": "max_length: 64"}))
+    assert (caught.value.field, caught.value.reason) == ("evaluation", "INPUT_NOT_READ")
+
+
 @pytest.mark.parametrize("request_id", ["a b", "x" * 64, "ä", "a_b"])
 def test_a_request_id_of_another_shape_is_refused(request_id: str) -> None:
     assert refused(request_id=request_id).field == "request_id"
 
 
-@pytest.mark.parametrize(
-    "name", ["", "x", "artifacts/", "sha256:" + "a" * 64, "artifacts/sha256:" + "A" * 64, "uploads/1"]
-)
+@pytest.mark.parametrize("name", ["x", "artifacts/", "sha256:" + "a" * 64, "artifacts/sha256:" + "A" * 64, "uploads/1"])
 @pytest.mark.parametrize("role", ["base", "evaluation"])
 def test_an_artifact_is_named_in_full(role: str, name: str) -> None:
     error = refused(**{role: name})
