@@ -9,7 +9,7 @@ PIECE_BYTES = 256 << 10
 fragmented: ext4 of Linux 6.18 took up to 9 times as long for writes of 1 MiB, and always 10 times for 2 MiB."""
 
 
-def pieces(data: bytes) -> Iterator[memoryview]:
+def pieces(data: bytes | memoryview) -> Iterator[memoryview]:
     """Consecutive views of at most `PIECE_BYTES`; joined they are `data`."""
     view = memoryview(data)
     for start in range(0, len(view), PIECE_BYTES):

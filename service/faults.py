@@ -36,6 +36,8 @@ POINTS: tuple[str, ...] = (
     "conversion.create.after",
     "dispatcher.claim.before",
     "dispatcher.claim.after",
+    "sink.file.before",
+    "sink.file.after",
     "worker.output.before",
     "worker.output.after",
     "worker.checkpoint.before",

@@ -10,8 +10,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Protocol
@@ -23,6 +23,9 @@ from obstore.store import from_url
 
 from modelpress.digests import CHUNK_BYTES, Digest
 from modelpress.errors import InvalidRequest, NotFound, OverLimit, Unavailable
+
+ReadInto = Callable[[memoryview], int]
+"""Read the next bytes of a blob into the buffer, as many as come at once, and return their number; 0 at the end."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -39,6 +42,9 @@ class Blobs(Protocol):
 
     def read(self, digest: Digest, *, offset: int, length: int) -> Iterator[bytes]:
         """Exactly `length` bytes from `offset` on, in chunks of at most 1 MiB. NotFound where there is no such blob."""
+
+    def reader(self, digest: Digest, *, offset: int, length: int) -> AbstractContextManager[ReadInto]:
+        """The same bytes, copied once, into the caller's memory. NotFound where there is no such blob."""
 
     def publish(self, file: Path, digest: Digest) -> None:
         """Make `file` the blob, durable when this returns. The file is used up.
@@ -85,6 +91,17 @@ class LocalBlobs:
             while length > 0 and (chunk := source.read(min(CHUNK_BYTES, length))):
                 length -= len(chunk)
                 yield chunk
+
+    @contextmanager
+    def reader(self, digest: Digest, *, offset: int, length: int) -> Iterator[ReadInto]:
+        try:
+            source = self._path(digest).open("rb", buffering=0)
+        except FileNotFoundError:
+            raise NotFound(f"no blob {digest}") from None
+        with source:
+            os.posix_fadvise(source.fileno(), offset, length, os.POSIX_FADV_SEQUENTIAL)
+            source.seek(offset)
+            yield source.readinto
 
     def publish(self, file: Path, digest: Digest) -> None:
         target = self._path(digest)
@@ -137,17 +154,14 @@ class ObjectBlobs:
                 return None
 
     def read(self, digest: Digest, *, offset: int, length: int) -> Iterator[bytes]:
-        if length == 0:
-            return
-        with _remote_errors():
-            try:
-                found = obstore.get(self._store, _key(digest), options={"range": (offset, offset + length)})
-            except FileNotFoundError:
-                raise NotFound(f"no blob {digest}") from None
-            for part in found.stream(min_chunk_size=CHUNK_BYTES):
-                data = memoryview(part)
-                for start in range(0, len(data), CHUNK_BYTES):
-                    yield bytes(data[start : start + CHUNK_BYTES])
+        for part in self._parts(digest, offset, length):
+            for start in range(0, len(part), CHUNK_BYTES):
+                yield bytes(part[start : start + CHUNK_BYTES])
+
+    @contextmanager
+    def reader(self, digest: Digest, *, offset: int, length: int) -> Iterator[ReadInto]:
+        """One request, whose answer is taken from the network as it is read."""
+        yield _PartReader(self._parts(digest, offset, length)).read
 
     def publish(self, file: Path, digest: Digest) -> None:
         if self.size(digest) != file.stat().st_size:
@@ -163,6 +177,32 @@ class ObjectBlobs:
     def delete(self, digest: Digest) -> None:
         with _remote_errors(), suppress(FileNotFoundError):
             obstore.delete(self._store, _key(digest))
+
+    def _parts(self, digest: Digest, offset: int, length: int) -> Iterator[memoryview]:
+        if length == 0:
+            return
+        with _remote_errors():
+            try:
+                found = obstore.get(self._store, _key(digest), options={"range": (offset, offset + length)})
+            except FileNotFoundError:
+                raise NotFound(f"no blob {digest}") from None
+            for part in found.stream(min_chunk_size=CHUNK_BYTES):
+                yield memoryview(part)
+
+
+class _PartReader:
+    """Parts of any size, read into buffers of any other."""
+
+    def __init__(self, parts: Iterator[memoryview]) -> None:
+        self._parts = parts
+        self._left = memoryview(b"")
+
+    def read(self, buffer: memoryview) -> int:
+        self._left = self._left or next(self._parts, self._left)
+        count = min(len(buffer), len(self._left))
+        buffer[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
 
 
 def _key(digest: Digest) -> str:

@@ -16,6 +16,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from modelpress.digests import CHUNK_BYTES, Digest
@@ -23,10 +24,10 @@ from modelpress.errors import DataLoss, InvalidRequest, NotFound, OverLimit
 from modelpress.manifests import FileEntry, Manifest, check_relative_path, scan_folder
 from modelpress.pieces import pieces
 from service.faults import fault_point
-from service.storage.blobs import open_blobs, storage_errors
+from service.storage.blobs import ReadInto, open_blobs, storage_errors
+from service.storage.new_blobs import NEW_FILE, NewBlob
 
 MAX_READ_BYTES = 256 << 20
-_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 
 
 class ContentStore:
@@ -50,6 +51,17 @@ class ContentStore:
             raise NotFound(f"no blob {digest}", reason="BLOB_NOT_FOUND")
         return size
 
+    def holds(self, entry: FileEntry) -> bool:
+        """Whether there is a blob of the entry's digest and size."""
+        return self._blobs.size(entry.digest) == entry.size_bytes
+
+    def reader(self, digest: Digest, *, offset: int, length: int) -> AbstractContextManager[ReadInto]:
+        """Read `length` bytes from `offset` on into the caller's memory. NotFound where there is no such blob.
+
+        Bytes are not verified: whoever has read all of them compares, and says `damaged`.
+        """
+        return self._blobs.reader(digest, offset=offset, length=length)
+
     def read(self, digest: Digest, *, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
         """Chunks of at most 1 MiB. The range must lie inside the blob (InvalidRequest). Bytes are not verified."""
         size = self.size(digest)
@@ -66,7 +78,7 @@ class ContentStore:
             raise OverLimit(f"blob {digest} has {size} bytes: more than {MAX_READ_BYTES} are not read at once")
         data = b"".join(self.read(digest))
         if hashlib.sha256(data).hexdigest() != digest.hex:
-            raise self._damaged(digest)
+            raise self.damaged(digest)
         return data
 
     def put_bytes(self, data: bytes) -> Digest:
@@ -81,10 +93,7 @@ class ContentStore:
         """Every file of the folder, then the manifest's canonical JSON: the manifest's digest is its blob's digest."""
         manifest = scan_folder(folder)
         for entry in manifest.files:
-            if (
-                self._blobs.size(entry.digest) != entry.size_bytes
-                and self.put_file(folder / entry.path) != entry.digest
-            ):
+            if not self.holds(entry) and self.put_file(folder / entry.path) != entry.digest:
                 raise InvalidRequest(f"file {entry.path!r} changed while it was stored: store the folder again")
         self.put_bytes(manifest.to_json())
         return manifest
@@ -116,27 +125,19 @@ class ContentStore:
         self._blobs.publish(file, digest)
         fault_point("store.put.after")
 
-    def _put(self, chunks: Iterable[bytes]) -> Digest:
+    @contextmanager
+    def new_blob(self) -> Iterator[NewBlob]:
+        """Write a blob piece by piece: it is in the store once the block has ended, and not at all where it raises."""
         staged = self.staging / f"put-{secrets.token_hex(12)}"
         try:
-            with storage_errors():
-                digest = _write(staged, chunks)
-            self.publish(staged, digest)
+            with NewBlob(staged) as blob:
+                yield blob
+                blob.sync()
+            self.publish(staged, blob.digest)
         finally:
             staged.unlink(missing_ok=True)
-        return digest
 
-    def _fetch(self, entry: FileEntry, target: Path) -> None:
-        sha256 = hashlib.sha256()
-        with os.fdopen(os.open(target, _NEW_FILE, 0o600), "wb") as sink:
-            for chunk in self.read(entry.digest):
-                sha256.update(chunk)
-                sink.writelines(pieces(chunk))
-        if sha256.hexdigest() != entry.digest.hex:
-            target.unlink()
-            raise self._damaged(entry.digest, entry.path)
-
-    def _damaged(self, digest: Digest, path: str = "") -> DataLoss:
+    def damaged(self, digest: Digest, path: str = "") -> DataLoss:
         """Set the blob aside, so that it is missing from now on: computed again, or sent again."""
         self._blobs.set_aside(digest)
         what = f"file {path!r}" if path else "blob"
@@ -145,15 +146,18 @@ class ContentStore:
             "upload it again where it was sent"
         )
 
+    def _put(self, chunks: Iterable[bytes]) -> Digest:
+        with self.new_blob() as blob:
+            for chunk in chunks:
+                blob.write(chunk)
+        return blob.digest
 
-def _write(file: Path, chunks: Iterable[bytes]) -> Digest:
-    """Write a new file, synced, and return the digest of what was written."""
-    sha256 = hashlib.sha256()
-    with os.fdopen(os.open(file, _NEW_FILE, 0o600), "wb") as sink:
-        for chunk in chunks:
-            sha256.update(chunk)
-            sink.writelines(pieces(chunk))
-        sink.flush()
-        fault_point("store.put.unsynced")
-        os.fsync(sink.fileno())
-    return Digest("sha256:" + sha256.hexdigest())
+    def _fetch(self, entry: FileEntry, target: Path) -> None:
+        sha256 = hashlib.sha256()
+        with os.fdopen(os.open(target, NEW_FILE, 0o600), "wb") as sink:
+            for chunk in self.read(entry.digest):
+                sha256.update(chunk)
+                sink.writelines(pieces(chunk))
+        if sha256.hexdigest() != entry.digest.hex:
+            target.unlink()
+            raise self.damaged(entry.digest, entry.path)

@@ -16,7 +16,9 @@ import pytest
 
 from modelpress.digests import digest_bytes
 from modelpress.errors import DataLoss, NotFound, Unavailable
+from modelpress.manifests import FileEntry, Manifest
 from service.storage.store import ContentStore
+from service.storage.stored_folders import StoredFolder, StoreSink
 from tests.service.wire import chunks, sha256
 
 pytestmark = pytest.mark.slow
@@ -132,6 +134,40 @@ def test_damage_is_data_loss_and_what_is_deleted_is_not_found(bucket: str, store
     with pytest.raises(NotFound):
         store.read_bytes(digest)
     assert not store.has(digest)
+
+
+@pytest.mark.parametrize("piece", [1000, (1 << 20) + 1, 30 << 20])
+def test_what_a_sink_wrote_is_streamed_back_whatever_the_pieces(store: ContentStore, piece: int) -> None:
+    sink, data = StoreSink(store), random.Random(piece).randbytes(min(23_456_789, 3000 * piece))
+    with sink.write("model.safetensors") as write, sink.write("empty"):
+        for start in range(0, len(data), piece):
+            write(memoryview(data)[start : start + piece])
+    source, found = StoredFolder(store.manifest(sink.finish().digest), store), memoryview(bytearray(len(data)))
+    with source.stream("model.safetensors") as file:
+        for start in range(0, len(data), piece):
+            file.read_into(found[start : start + piece])
+        file.finish()
+    assert found == data
+    source.read_into("model.safetensors", 99, found[:777])
+    assert found[:777] == data[99:876]
+    source.verify("empty")
+    assert StoreSink(store).keep(sink.entries["model.safetensors"])
+    assert list(store.staging.iterdir()) == []
+
+
+@pytest.mark.parametrize("stored", [b"other byte", b"some"])
+def test_a_damaged_or_cut_object_is_data_loss_when_it_is_streamed(
+    bucket: str, store: ContentStore, stored: bytes
+) -> None:
+    digest = store.put_bytes(b"some bytes")
+    source = StoredFolder(Manifest((FileEntry("model.safetensors", 10, digest),)), store)
+    bare = obstore.store.from_url(bucket, client_options={"allow_http": True})
+    obstore.put(bare, f"blobs/sha256/{digest.hex[:2]}/{digest.hex}", stored)
+    with pytest.raises(DataLoss, match=r"model\.safetensors"):
+        source.verify("model.safetensors")
+    assert not store.has(digest)
+    with pytest.raises(NotFound):
+        source.read_into("model.safetensors", 0, memoryview(bytearray(1)))
 
 
 def test_a_server_takes_and_gives_blobs_through_s3(bucket: str, start_server: Any, call: Any, tmp_path: Path) -> None:
