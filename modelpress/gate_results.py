@@ -50,17 +50,23 @@ WORDINGS: Mapping[str, Wording] = {
     "size": Wording("Size", 100, " % of the baseline's bytes"),
     "speed": Wording("Speed-up", 1, "x", "repeats"),
     "parity": Wording("Largest logit difference between torch and the runtime", 1, ""),
+    "merge_difference": Wording("Largest output difference of a merged layer", 1, " of the output's norm"),
+    "merge_logits": Wording("Largest logit difference of the merged model", 1, " of the largest logit"),
+    "merge_change": Wording("Largest change of a tensor", 1, " of its norm"),
 }
 DIGITS, ALL_DIGITS = 3, 9
 
 
-def judge_figure(question: Question, figure: float | None) -> GateResult:
-    """Judge an exact figure against the bound; one that is missing or not finite is never passed."""
+def judge_figure(question: Question, figure: float | None, basis: str = "") -> GateResult:
+    """Judge an exact figure against the bound; one that is missing or not finite is never passed.
+
+    `basis` says in a few words where the figure comes from.
+    """
     if figure is None or not math.isfinite(figure):
         return no_figure(question)
     met = figure <= question.bound if question.comparison == "<=" else figure >= question.bound
     outcome = Outcome.PASSED if met else Outcome.FAILED
-    return _result(question, outcome, figure, f"{_claim(question, figure)}: {outcome.name.lower()}.")
+    return _result(question, outcome, figure, f"{_claim(question, figure, basis)}: {outcome.name.lower()}.")
 
 
 def judge_sample(question: Question, sample: Sample | None) -> GateResult:
@@ -69,7 +75,8 @@ def judge_sample(question: Question, sample: Sample | None) -> GateResult:
         return no_figure(question)
     outcome = _outcome(question, sample.interval)
     needed = sample.needed() if outcome is Outcome.INCONCLUSIVE else None
-    sentence = f"{_claim(question, sample.figure, sample)}: {_because(question, outcome, sample, needed)}."
+    claim = _claim(question, sample.figure, _drawn(question, sample))
+    sentence = f"{claim}: {_because(question, outcome, sample, needed)}."
     result = _result(question, outcome, sample.figure, sentence)
     return result.model_copy(update={"interval": sample.interval, "examples_needed": needed})
 
@@ -99,18 +106,27 @@ def _because(question: Question, outcome: Outcome, sample: Sample, needed: int |
     return f"the interval holds the bound, so {sample.n:,} {counted} cannot tell; {cure}"
 
 
-def _claim(question: Question, figure: float, sample: Sample | None = None) -> str:
+def _claim(question: Question, figure: float, basis: str) -> str:
     """E.g. `Accuracy drop is 0.381 points (95 % interval -0.14 to 0.91, 2,101 examples), at most 1 points allowed`."""
-    wording = WORDINGS[question.name]
-    digits = DIGITS if _number(wording, figure, DIGITS) != _number(wording, question.bound, DIGITS) else ALL_DIGITS
-    drawn = ""
-    if sample:
-        low, high = (_number(wording, end, digits) for end in (sample.interval.low, sample.interval.high))
-        drawn = f" ({100 * sample.interval.confidence:.3g} % interval {low} to {high}, {sample.n:,} {wording.counted})"
+    wording, digits = WORDINGS[question.name], _digits(question, figure)
     limit = "at most" if question.comparison == "<=" else "at least"
     verb = "allowed" if question.comparison == "<=" else "required"
-    bound = _number(wording, question.bound, digits) + wording.suffix
-    return f"{wording.title} is {_number(wording, figure, digits)}{wording.suffix}{drawn}, {limit} {bound} {verb}"
+    shown, bound = (_number(wording, value, digits) + wording.suffix for value in (figure, question.bound))
+    return f"{wording.title} is {shown}{f' ({basis})' if basis else ''}, {limit} {bound} {verb}"
+
+
+def _drawn(question: Question, sample: Sample) -> str:
+    """E.g. `95 % interval -0.14 to 0.91, 2,101 examples`."""
+    wording, digits = WORDINGS[question.name], _digits(question, sample.figure)
+    low, high = (_number(wording, end, digits) for end in (sample.interval.low, sample.interval.high))
+    return f"{100 * sample.interval.confidence:.3g} % interval {low} to {high}, {sample.n:,} {wording.counted}"
+
+
+def _digits(question: Question, figure: float) -> int:
+    """Few, except where the figure would look like its bound."""
+    wording = WORDINGS[question.name]
+    alike = _number(wording, figure, DIGITS) == _number(wording, question.bound, DIGITS)
+    return ALL_DIGITS if alike else DIGITS
 
 
 def _number(wording: Wording, value: float, digits: int) -> str:

@@ -8,11 +8,66 @@ from __future__ import annotations
 import math
 
 from modelpress.errors import VerificationFailed
-from modelpress.reports import DriftReport, EvaluationReport, LatencyRow, Metric, PairedCounts, QualityReport
+from modelpress.reports import (
+    DriftReport,
+    EvaluationReport,
+    LatencyRow,
+    LogitComparison,
+    Measured,
+    MergeReport,
+    Metric,
+    PairedCounts,
+    QualityReport,
+)
 
 
-def check_consistent(evaluation: EvaluationReport, drift: DriftReport) -> None:
+def check_consistent(measured: Measured) -> None:
     """Raise VerificationFailed naming the first figure that its counts contradict."""
+    merge, evaluation, drift = measured.merge, measured.evaluation, measured.drift
+    _check((evaluation is None) == (drift is None), "evaluation and drift are measured together, and one is missing")
+    _check(not (merge is None and evaluation is None), "nothing was measured")
+    if merge is not None:
+        _check_merge(merge)
+    if evaluation is not None:
+        _check_evaluation(evaluation)
+    if drift is not None:
+        _check_drift(drift)
+
+
+def _check_merge(merge: MergeReport) -> None:
+    for name in ("layers", "changed", "byte_identical"):
+        _check(getattr(merge, name) >= 0, f"merge.{name} is {getattr(merge, name)}")
+    _check_largest("layer_difference", merge.layer_difference, merge.layer)
+    _check_largest("largest_change", merge.largest_change, merge.largest_change_tensor)
+    compared = merge.layer_difference is not None or merge.logits is not None
+    _check(not compared or bool(merge.reference), "merge compares with a reference that it does not name")
+    _check(merge.layer_difference is None or merge.layers > 0, "merge.layer_difference comes from 0 layers")
+    _check(merge.changed > 0 or not merge.largest_change, "merge.largest_change comes from 0 tensors")
+    _check(
+        (merge.logits is None) == bool(merge.logits_missing),
+        "merge must give either logits or the reason why there are none",
+    )
+    if merge.logits is not None:
+        _check_logits(merge.logits)
+
+
+def _check_largest(name: str, figure: float | None, owner: str) -> None:
+    """A figure is not negative and belongs to a layer or tensor with a name; 0 may be nobody's."""
+    if figure is None:
+        _check(not owner, f"merge.{name} names {owner[:120]!r} and has no figure")
+        return
+    _check(0 <= figure < math.inf, f"merge.{name} is {figure}")
+    _check(bool(owner) or figure == 0, f"merge.{name} is {figure} and names no layer or tensor")
+
+
+def _check_logits(logits: LogitComparison) -> None:
+    _check(logits.n > 0, "merge.logits compares 0 positions")
+    _check(0 <= logits.label_changes <= logits.n, f"merge.logits counts {logits.label_changes} changes of {logits.n}")
+    for name in ("max_difference", "max_logit"):
+        _check(0 <= getattr(logits, name) < math.inf, f"merge.logits.{name} is {getattr(logits, name)}")
+
+
+def _check_evaluation(evaluation: EvaluationReport) -> None:
     paired = evaluation.paired
     _check(min(paired.model_dump().values()) >= 0, "the paired counts hold a negative number")
     _check_quality("baseline", evaluation.baseline, paired, paired.both_right + paired.only_baseline_right)
@@ -20,6 +75,9 @@ def check_consistent(evaluation: EvaluationReport, drift: DriftReport) -> None:
     _check_value("accuracy_drop", evaluation.accuracy_drop, paired.accuracy_drop if paired.n else None)
     for row in evaluation.latency:
         _check_speedup(row)
+
+
+def _check_drift(drift: DriftReport) -> None:
     _check(0 <= drift.flips <= drift.n, f"drift counts {drift.flips} flips among {drift.n} probes")
     _check_value("flip_share", drift.flip_share, drift.flips / drift.n if drift.n else None)
 

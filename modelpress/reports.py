@@ -6,6 +6,8 @@ None and `warnings` says why; a figure that was not measured has no field set.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Literal
 
@@ -227,11 +229,70 @@ class GateDecision(Document):
     """Known gates that the policy leaves out."""
 
 
+class LogitComparison(Document):
+    """Two models' logits on the same seeded token ids, in FP32."""
+
+    max_difference: float
+    """Largest absolute difference of two logits."""
+    max_logit: float
+    """Largest absolute logit of the reference: what the difference is to be compared with."""
+    label_changes: int
+    """Positions whose largest logit is another one."""
+    n: int
+    """Positions compared."""
+
+    @property
+    def relative_difference(self) -> float:
+        return self.max_difference / self.max_logit if self.max_logit else math.inf
+
+
+class MergeReport(Document):
+    """A merged model as it is stored, against what was merged.
+
+    For adapters the reference is the base with the adapters beside it, unmerged, run by PEFT. A layer's difference is
+    |y - y'| / |y| (Euclidean) over seeded random inputs, in FP32.
+    """
+
+    reference: str
+    """e.g. `peft 0.21.2`; empty where there is no independent reference, as for merged checkpoints."""
+    layers: int
+    """Layers whose outputs were compared."""
+    layer_difference: float | None
+    """Largest difference of a layer; None where none was compared."""
+    layer: str = ""
+    """The layer that has it."""
+    not_compared: dict[str, str] = Field(default_factory=dict)
+    """Changed tensors outside the comparison, and why."""
+    logits: LogitComparison | None = None
+    logits_missing: str = ""
+    """Why there are no logits, where there are none."""
+    changed: int
+    """Tensors whose bytes changed, new ones included."""
+    byte_identical: int
+    """Tensors whose bytes are those of the base."""
+    largest_change: float
+    """Largest |W' - W| / |W| (Frobenius) of a tensor."""
+    largest_change_tensor: str = ""
+    measured_by: str = ""
+    """The conversion that measured it."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Everything that a gate may look at. A part that the recipe does not call for is None."""
+
+    merge: MergeReport | None = None
+    evaluation: EvaluationReport | None = None
+    drift: DriftReport | None = None
+
+
 class Input(Document):
     role: str
-    """`base`, `adapter NAME`, `train`, `validation`, `evaluation` or `probes`."""
+    """`base`, `adapter NAME`, `model NAME`, `train`, `validation`, `evaluation` or `probes`."""
     digest: str
     size_bytes: int
+    weight: float | None = None
+    """Of an adapter or model in the merge."""
 
 
 class Environment(Document):
@@ -261,11 +322,20 @@ class Report(Document):
     policy_digest: str
     seed: int
     stages: tuple[StageRecord, ...]
-    evaluation: EvaluationReport
-    drift: DriftReport
+    merge: MergeReport | None = None
+    """Where the recipe merges."""
+    evaluation: EvaluationReport | None
+    """None for a recipe that only merges."""
+    drift: DriftReport | None
+    """None for a recipe that only merges."""
     decision: GateDecision
     environment: Environment
     reused_from: str | None = None
     """The conversion whose every figure this report repeats, when the whole conversion was a cache hit."""
     warnings: tuple[str, ...] = ()
     seconds: float = Field(ge=0)
+
+    @property
+    def measured(self) -> Measured:
+        """What the decision is made from."""
+        return Measured(self.merge, self.evaluation, self.drift)

@@ -9,7 +9,8 @@ Needs no server, no network and no torch, and trusts nothing in the folder. What
        signed statements; git files and hidden files are files like any other
     2  `approval.dsse.json` is an approval, and both statements are signed by the given key
     3  the approval's subjects are the model and the documents that are there
-    4  `report.json` is about the same conversion, model, recipe and policy, and says what the approval says
+    4  `report.json` is about the same conversion, model, recipe and policy, says what the approval says, and
+       its figures do not contradict each other
     5  `policy.yaml`, applied again to the report's own measurements, gives that verdict and those gates
     6  the key is not a development key, unless the caller allows one
 
@@ -41,6 +42,7 @@ from modelpress.documents import Document, read_value
 from modelpress.errors import InvalidRequest, ModelpressError, VerificationFailed
 from modelpress.gates import decide
 from modelpress.manifests import FileEntry, Manifest
+from modelpress.merge_changes import check_changes
 from modelpress.output import APPROVAL, DOCUMENTS, MODEL, MODEL_SIGNATURE, POLICY, RECIPE, REPORT
 from modelpress.policies import read_policy
 from modelpress.reports import SCHEMA_VERSION, GateResult, Report, Verdict
@@ -79,6 +81,7 @@ def verify_folder(folder: Path, *, public_key_pem: str, allow_development_key: b
     _check_key(approval, key, allow_development_key)
     report = _report(files.read(REPORT))
     _check_same(report, approval, files, model)
+    check_changes(report)
     _check_decision(report, files.read(POLICY))
     return Verification(
         conversion=report.conversion,
@@ -170,7 +173,7 @@ def _check_same(report: Report, approval: Approval, files: SignedFiles, model: D
 def _check_decision(report: Report, policy_yaml: bytes) -> None:
     """The verdict follows from the policy and the report's measurements, by the same rules as in the service."""
     try:
-        again = decide(read_policy(policy_yaml.decode()), report.evaluation, report.drift)
+        again = decide(read_policy(policy_yaml.decode()), report.measured)
     except (ModelpressError, UnicodeDecodeError) as fault:
         raise VerificationFailed(f"{POLICY} cannot be applied to {REPORT}: {fault}") from None
     if again.verdict is not report.decision.verdict:

@@ -108,7 +108,7 @@ def reproduction(report: Report, sources: Sources, request: dict[str, Any]) -> d
 
 def _check(report: Report, sources: Sources) -> None:
     """Nothing ungated is signed: the decision must follow from the measurements and the policy that are published."""
-    again = decide(read_policy(sources.policy_yaml), report.evaluation, report.drift)
+    again = decide(read_policy(sources.policy_yaml), report.measured)
     if again != report.decision:
         raise InternalError("the report's decision is not what its measurements and policy give: it is not signed")
     named = (report.model_digest, report.recipe_digest, report.policy_digest)

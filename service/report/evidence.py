@@ -9,12 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 
 from modelpress.digests import Digest, digest_bytes
+from modelpress.gate_judges import NO_REFERENCE
+from modelpress.merge_changes import read_changes
 from modelpress.reports import (
     DriftReport,
     EvaluationReport,
     GateDecision,
     Input,
     LatencyRow,
+    Measured,
+    MergeReport,
     Report,
     StageRecord,
 )
@@ -22,6 +26,16 @@ from service.desk import Desk
 from service.publication import Sources
 from service.requests import ConversionRequest
 from service.steps import StepResult
+
+WITHOUT_REFERENCE = {"reference": "", "layers": 0, "layer_difference": None, "logits_missing": NO_REFERENCE}
+
+
+def assemble_merge(stage: StepResult, check: StepResult | None) -> MergeReport:
+    """What `stage` changed and what `check` compared; without a check there was nothing to compare with."""
+    compared = check.record if check else WITHOUT_REFERENCE
+    changes = read_changes(stage.record["details"]).as_report()
+    measured_by = (check or stage).measured_by
+    return MergeReport.model_validate({**compared, **changes, "measured_by": measured_by})
 
 
 def assemble_evaluation(
@@ -49,7 +63,7 @@ def assemble_report(
     desk: Desk,
     model: Digest,
     stages: Sequence[StepResult],
-    measured: tuple[EvaluationReport, DriftReport],
+    measured: Measured,
     decision: GateDecision,
 ) -> Report:
     conversion, request = desk.conversion, desk.conversion.request
@@ -65,12 +79,13 @@ def assemble_report(
         policy_digest=str(digest_bytes(request.policy_yaml.encode())),
         seed=request.seed,
         stages=tuple(_stage(result) for result in stages),
-        evaluation=measured[0],
-        drift=measured[1],
+        merge=measured.merge,
+        evaluation=measured.evaluation,
+        drift=measured.drift,
         decision=decision,
         environment=desk.environment,
         reused_from=desk.reused_from,
-        warnings=tuple(_warnings(request, measured[0])),
+        warnings=tuple(_warnings(request, measured.evaluation)),
         seconds=now - conversion.started,
     )
 
@@ -82,20 +97,24 @@ def _stage(result: StepResult) -> StageRecord:
 
 def _inputs(request: ConversionRequest, desk: Desk) -> Iterator[Input]:
     roles: dict[str, Digest | None] = {"base": request.base}
+    weights = {f"adapter {adapter.name}": adapter.weight for adapter in request.adapters}
+    weights |= {f"model {model.name}": model.weight for model in request.models}
     roles |= {f"adapter {adapter.name}": adapter.artifact for adapter in request.adapters}
+    roles |= {f"model {model.name}": model.artifact for model in request.models}
     roles |= {"train": request.train, "validation": request.validation}
     roles |= {"evaluation": request.evaluation_dataset, "probes": request.probes}
     for role, digest in roles.items():
         if digest:
-            yield Input(role=role, digest=str(digest), size_bytes=desk.store.manifest(digest).size_bytes)
+            size = desk.store.manifest(digest).size_bytes
+            yield Input(role=role, digest=str(digest), size_bytes=size, weight=weights.get(role))
 
 
-def _warnings(request: ConversionRequest, evaluation: EvaluationReport) -> Iterator[str]:
-    if request.probes is None:
+def _warnings(request: ConversionRequest, evaluation: EvaluationReport | None) -> Iterator[str]:
+    if evaluation and request.probes is None:
         yield "no probes were given: drift was measured on the evaluation texts"
     if request.train and request.validation is None:
         yield "no validation dataset was given: a tenth of the training data was held out to choose by"
-    for model in (evaluation.baseline, evaluation.candidate):
+    for model in (evaluation.baseline, evaluation.candidate) if evaluation else ():
         if model.truncated:
             yield f"{model.truncated} evaluation texts were truncated at the maximum length"
 

@@ -11,17 +11,25 @@ from __future__ import annotations
 import base64
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from modelpress import __version__
 from modelpress.output import APPROVAL_EXPLAINED
-from modelpress.policies import read_policy
+from modelpress.policies import Policy, read_policy
 from modelpress.reports import Report
-from service.report import rows
+from service.report import merge_rows, rows
 from service.report.facts import fact_text, facts, operator_counts
-from service.report.pictures import confusion_picture, curve_picture, kl_picture, latency_picture, size_picture
+from service.report.pictures import (
+    change_picture,
+    confusion_picture,
+    curve_picture,
+    kl_picture,
+    latency_picture,
+    size_picture,
+)
 from service.report.svg import short
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -30,17 +38,13 @@ TEMPLATES = Path(__file__).parent / "templates"
 def render_page(report: Report, *, recipe_yaml: str, policy_yaml: str) -> str:
     """The whole page. `policy_yaml` must be valid; it says which shape the speed-up is shown at."""
     environment = _environment()
-    policy = read_policy(policy_yaml)
     style = (TEMPLATES / "style.css").read_text(encoding="utf-8")
-    size_bound = policy.gates.size.max_ratio if policy.gates.size else None
     return environment.get_template("report.html.j2").render(
         report=report,
         style=Markup(style),  # noqa: S704 - our own file
         style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
-        key_figures=rows.key_figures(report, policy),
         gates=rows.gate_rows(report.decision.gates),
-        comparisons=tuple(rows.comparisons(report)),
-        pictures=_pictures(report, size_bound),
+        **(_merge_part(report) | _evaluation_part(report, read_policy(policy_yaml))),
         recipe_yaml=recipe_yaml,
         policy_yaml=policy_yaml,
         version=__version__,
@@ -48,14 +52,36 @@ def render_page(report: Report, *, recipe_yaml: str, policy_yaml: str) -> str:
     )
 
 
-def _pictures(report: Report, size_bound: float | None) -> dict[str, Markup]:
-    evaluation = report.evaluation
+def _merge_part(report: Report) -> dict[str, Any]:
+    """What the templates show of a merge; its key figures give way to those of an evaluation."""
+    if report.merge is None:
+        return {"merged_inputs": ()}
+    stage = merge_rows.merge_stage(report)
+    kinds = merge_rows.tensor_kinds(stage)
     return {
-        "baseline_confusion": confusion_picture(evaluation.baseline, "baseline"),
-        "candidate_confusion": confusion_picture(evaluation.candidate, "candidate"),
-        "size": size_picture(evaluation.footprint, size_bound),
-        "latency": latency_picture(evaluation.latency),
-        "kl": kl_picture(report.drift.kl_histogram),
+        "key_figures": merge_rows.key_figures(report.merge, report.decision.gates),
+        "merged_inputs": tuple(merge_rows.merged_inputs(report)),
+        "merge_stage": stage,
+        "merge_settings": merge_rows.settings(stage),
+        "changes": change_picture(kinds) if kinds else "",
+    }
+
+
+def _evaluation_part(report: Report, policy: Policy) -> dict[str, Any]:
+    evaluation, drift = report.evaluation, report.drift
+    if evaluation is None or drift is None:
+        return {}
+    size_bound = policy.gates.size.max_ratio if policy.gates.size else None
+    return {
+        "key_figures": rows.key_figures(evaluation, report.decision.gates, policy),
+        "comparisons": tuple(rows.comparisons(evaluation)),
+        "pictures": {
+            "baseline_confusion": confusion_picture(evaluation.baseline, "baseline"),
+            "candidate_confusion": confusion_picture(evaluation.candidate, "candidate"),
+            "size": size_picture(evaluation.footprint, size_bound),
+            "latency": latency_picture(evaluation.latency),
+            "kl": kl_picture(drift.kl_histogram),
+        },
     }
 
 

@@ -13,6 +13,8 @@ from service.report.svg import WIDTH, Axis, bar, join, line, picture, short, tag
 
 MAX_NUMBERED_CLASSES = 12
 LABEL_CHARACTERS = 14
+MAX_TENSOR_KINDS = 12
+PATTERN_CHARACTERS = 44
 BASELINE, CANDIDATE = "baseline", "candidate"
 
 
@@ -23,6 +25,13 @@ class Measured(NamedTuple):
     value: float
     shown: str
     end: float
+
+
+class TensorKind(NamedTuple):
+    """Tensors whose names differ only in their numbers, and how far the merge moved each of them."""
+
+    pattern: str
+    changes: tuple[float, ...]
 
 
 def gate_picture(gate: GateResult, scale: float) -> Markup:
@@ -162,6 +171,26 @@ def kl_picture(histogram: Histogram) -> Markup:
     return picture(description, 210, parts)
 
 
+def change_picture(kinds: Sequence[TensorKind]) -> Markup:
+    """How far a merge moved each tensor, a dot each: one line for a kind of tensor, the furthest first."""
+    shown, rest = kinds[:MAX_TENSOR_KINDS], kinds[MAX_TENSOR_KINDS:]
+    furthest = max(kinds[0].changes)
+    axis = Axis(0, furthest, 8, WIDTH - 62)
+    parts: list[Markup] = []
+    for i, kind in enumerate(shown):
+        y = 36.0 * i
+        positions = sorted({round(axis.at(change), 1) for change in kind.changes})
+        parts.append(text(4, y + 12, f"{_cut_front(kind.pattern)} × {len(kind.changes):,}"))
+        parts.append(bar(4, y + 17, axis.end, 12, class_="track"))
+        parts += [tag("circle", cx=x, cy=y + 23, r=4, class_="change") for x in positions]
+        parts.append(text(axis.end + 10, y + 27, short(max(kind.changes)), class_="figure"))
+    height = 36.0 * len(shown)
+    if rest:
+        parts.append(text(4, height + 14, f"and {len(rest):,} more kinds, {short(max(rest[0].changes))} at most"))
+    description = f"Relative change of each tensor; {kinds[0].pattern} moved furthest, by {short(furthest)}."
+    return picture(description, height + (22 if rest else 0), parts)
+
+
 def curve_picture(curve: Sequence[CurvePoint], method: str) -> Markup:
     """Training loss (line) and held-out KL (dots), each on its own scale from 0."""
     losses = [(point.step, point.loss) for point in curve]
@@ -196,6 +225,10 @@ def _left_axis(axis: Axis, names: Iterable[str]) -> list[Markup]:
 def _power(exponent: int) -> Markup | str:
     digits = str(abs(exponent)).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return "1" if exponent == 0 else f"10{'⁻' if exponent < 0 else ''}{digits}"
+
+
+def _cut_front(pattern: str) -> str:
+    return pattern if len(pattern) <= PATTERN_CHARACTERS else "…" + pattern[1 - PATTERN_CHARACTERS :]
 
 
 def _cut(label: str) -> str:

@@ -11,12 +11,20 @@ from markupsafe import Markup
 
 from modelpress.gate_results import WORDINGS
 from modelpress.policies import Policy
-from modelpress.reports import GateResult, Interval, LatencyRow, Metric, Report, StageRecord
+from modelpress.reports import EvaluationReport, GateResult, Interval, LatencyRow, Metric, StageRecord
 from service.report.pictures import gate_picture
 from service.report.svg import short
 
 NO_GATE = "none"
-TITLES = {"flips": "Flips", "kl_mean": "KL, mean", "kl_p99": "KL, 99th percentile", "parity": "Parity"}
+TITLES = {
+    "flips": "Flips",
+    "kl_mean": "KL, mean",
+    "kl_p99": "KL, 99th percentile",
+    "parity": "Parity",
+    "merge_difference": "Layer difference",
+    "merge_logits": "Logit difference",
+    "merge_change": "Largest change",
+}
 """Where the gate's title in a sentence is too long for a table."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -52,9 +60,8 @@ class Comparison:
     change: str
 
 
-def key_figures(report: Report, policy: Policy) -> tuple[KeyFigure, ...]:
-    evaluation = report.evaluation
-    outcomes = {gate.name: gate.outcome.value.lower() for gate in report.decision.gates}
+def key_figures(evaluation: EvaluationReport, gates: Sequence[GateResult], policy: Policy) -> tuple[KeyFigure, ...]:
+    judged = outcomes(gates)
     footprint, drop, row = evaluation.footprint, evaluation.accuracy_drop, speed_row(evaluation.latency, policy)
     size = (
         "of the baseline's bytes",
@@ -70,15 +77,20 @@ def key_figures(report: Report, policy: Policy) -> tuple[KeyFigure, ...]:
         f"n = {evaluation.paired.n:,}",
     )
     return (
-        KeyFigure("Size", f"{short(100 * footprint.ratio)} %", size, outcomes.get("size", NO_GATE)),
-        KeyFigure("Speed-up", f"{short(row.speedup)}x", speed, outcomes.get("speed", NO_GATE)),
+        KeyFigure("Size", f"{short(100 * footprint.ratio)} %", size, judged.get("size", NO_GATE)),
+        KeyFigure("Speed-up", f"{short(row.speedup)}x", speed, judged.get("speed", NO_GATE)),
         KeyFigure(
             "Accuracy drop",
             "not computed" if drop.value is None else f"{short(100 * drop.value)} points",
             accuracy,
-            outcomes.get("accuracy_drop", NO_GATE),
+            judged.get("accuracy_drop", NO_GATE),
         ),
     )
+
+
+def outcomes(gates: Sequence[GateResult]) -> dict[str, str]:
+    """By gate, as the style sheet calls them."""
+    return {gate.name: gate.outcome.value.lower() for gate in gates}
 
 
 def speed_row(rows: Sequence[LatencyRow], policy: Policy) -> LatencyRow:
@@ -92,9 +104,8 @@ def gate_rows(gates: Sequence[GateResult]) -> tuple[GateRow, ...]:
     return tuple(_gate_row(gate) for gate in gates)
 
 
-def comparisons(report: Report) -> Iterator[Comparison]:
+def comparisons(evaluation: EvaluationReport) -> Iterator[Comparison]:
     """The before-and-after table. Quality is of the exported files in their runtime."""
-    evaluation = report.evaluation
     baseline, candidate, footprint = evaluation.baseline, evaluation.candidate, evaluation.footprint
     yield _quality("Accuracy", baseline.accuracy, candidate.accuracy)
     yield _quality("F1, macro average", baseline.f1_macro, candidate.f1_macro)
@@ -127,7 +138,12 @@ def stage_figures(stage: StageRecord) -> list[tuple[str, str, str]]:
 
 def touched_groups(names: Sequence[str]) -> list[tuple[str, int]]:
     """Names that differ only in their numbers, as one pattern with its count, in order of appearance."""
-    return list(Counter(_NUMBER.sub("*", name) for name in names).items())
+    return list(Counter(map(name_pattern, names)).items())
+
+
+def name_pattern(name: str) -> str:
+    """`model.layers.3.mlp.up_proj.weight` as `model.layers.*.mlp.up_proj.weight`."""
+    return _NUMBER.sub("*", name)
 
 
 def percent(share: float | None) -> str:

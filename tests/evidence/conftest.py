@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from modelpress.digests import digest_bytes
 from modelpress.manifests import scan_folder
 from service.publication import Publication, Sources, publish
-from service.requests import AdapterRequest, ConversionRequest
+from service.requests import ConversionRequest
 from service.signing import Signer, load_or_create_signer
 from service.storage.store import ContentStore
-from tests.evidence import samples
+from tests.evidence import merge_samples, samples
 
+AnyCase = samples.Case | merge_samples.MergeCase
+CASES: dict[str, AnyCase] = {**samples.CASES, **merge_samples.CASES}
 FILES = {
     "config.json": b'{"model_type": "bert"}',
     "model.onnx": b"\x08\x0a" * 700,
@@ -49,13 +50,13 @@ class Desk:
 class Prepared:
     """Everything that `publish` is given for one case."""
 
-    case: samples.Case
+    case: AnyCase
     desk: Desk
     sources: Sources
 
     @property
     def report(self):
-        return samples.sample_report(self.case, self.sources.model)
+        return self.case.report(self.sources.model)
 
     def publish(self) -> Publication:
         return publish(self.report, self.sources, self.desk)
@@ -65,7 +66,7 @@ class Prepared:
         return folder
 
 
-def prepare(case: samples.Case, root: Path, signer: Signer, files: dict[str, bytes] | None = None) -> Prepared:
+def prepare(case: AnyCase, root: Path, signer: Signer, files: dict[str, bytes] | None = None) -> Prepared:
     """Store the candidate's files and name the sources."""
     store = ContentStore(str(root / "store"), scratch=root / "scratch")
     model = root / "candidate"
@@ -74,20 +75,9 @@ def prepare(case: samples.Case, root: Path, signer: Signer, files: dict[str, byt
         (model / name).write_bytes(data)
     digest = store.put_folder(model).digest
     assert digest == scan_folder(model).digest
-    sources = Sources(digest, samples.RECIPE_YAML, case.policy_yaml, samples.EVALUATION_YAML)
-    request = ConversionRequest(
-        base=digest_bytes(b"base"),
-        evaluation_dataset=digest_bytes(b"evaluation"),
-        train=digest_bytes(b"train"),
-        validation=digest_bytes(b"validation"),
-        adapters=(AdapterRequest("guard", digest_bytes(b"adapter guard"), 1.0),),
-        recipe_yaml=samples.RECIPE_YAML,
-        policy_yaml=case.policy_yaml,
-        evaluation_yaml=samples.EVALUATION_YAML,
-        labels={"project": "prompt-guard"},
-        seed=7,
-    )
-    return Prepared(case, Desk(Conversion(samples.CONVERSION, request), store, signer, root / "scratch"), sources)
+    sources = Sources(digest, case.recipe_yaml, case.policy_yaml, case.evaluation_yaml)
+    conversion = Conversion(samples.CONVERSION, case.request())
+    return Prepared(case, Desk(conversion, store, signer, root / "scratch"), sources)
 
 
 @pytest.fixture(scope="session")
@@ -103,7 +93,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory, signer: Signer) -> Callabl
     def output(name: str) -> Path:
         if name not in made:
             root = tmp_path_factory.mktemp(name)
-            prepared = prepare(samples.CASES[name], root, signer)
+            prepared = prepare(CASES[name], root, signer)
             made[name] = prepared.download(prepared.publish(), root / "output")
         return made[name]
 

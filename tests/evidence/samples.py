@@ -21,6 +21,9 @@ from modelpress.reports import (
     Input,
     Interval,
     LatencyRow,
+    LogitComparison,
+    Measured,
+    MergeReport,
     Metric,
     PairedCounts,
     ParityReport,
@@ -28,6 +31,7 @@ from modelpress.reports import (
     Report,
     StageRecord,
 )
+from service.requests import AdapterRequest, ConversionRequest
 
 RECIPE_YAML = """\
 # Prompt guard: half the feed-forward neurons, then INT8.
@@ -62,7 +66,26 @@ class Case:
     flips: int = 28
     candidate_bytes: int = 23_412_776
     policy_yaml: str = POLICY_YAML
+    recipe_yaml: str = RECIPE_YAML
+    evaluation_yaml: str = EVALUATION_YAML
     reused_from: str | None = None
+
+    def report(self, model: Digest) -> Report:
+        return sample_report(self, model)
+
+    def request(self) -> ConversionRequest:
+        return ConversionRequest(
+            base=digest_bytes(b"base"),
+            evaluation_dataset=digest_bytes(b"evaluation"),
+            train=digest_bytes(b"train"),
+            validation=digest_bytes(b"validation"),
+            adapters=(AdapterRequest("guard", digest_bytes(b"adapter guard"), 1.0),),
+            recipe_yaml=self.recipe_yaml,
+            policy_yaml=self.policy_yaml,
+            evaluation_yaml=self.evaluation_yaml,
+            labels={"project": "prompt-guard"},
+            seed=7,
+        )
 
 
 APPROVED = Case()
@@ -72,11 +95,18 @@ CACHED = Case(reused_from="11aa22bb33cc44dd")
 CASES = {"approved": APPROVED, "rejected": REJECTED, "inconclusive": INCONCLUSIVE, "cached": CACHED}
 
 N = 2101
+ENVIRONMENT = Environment(
+    versions={"modelpress": "0.1.0", "onnxruntime": "1.32.0", "python": "3.11.9", "torch": "2.13.0"},
+    device="cpu",
+    cpu_capability="AVX512",
+    threads=2,
+    isolation="none: the worker runs as the same user as the service and could read the signing key",
+)
 
 
 def sample_report(case: Case, model: Digest) -> Report:
     """The whole report of one case; `model` is the digest of the candidate's manifest."""
-    evaluation, drift = _evaluation(case), _drift(case)
+    measured = Measured(_merge(), _evaluation(case), _drift(case))
     policy = read_policy(case.policy_yaml)
     return Report(
         conversion=f"conversions/{CONVERSION}",
@@ -89,16 +119,11 @@ def sample_report(case: Case, model: Digest) -> Report:
         policy_digest=str(digest_bytes(case.policy_yaml.encode())),
         seed=7,
         stages=_stages(case),
-        evaluation=evaluation,
-        drift=drift,
-        decision=decide(policy, evaluation, drift),
-        environment=Environment(
-            versions={"modelpress": "0.1.0", "onnxruntime": "1.32.0", "python": "3.11.9", "torch": "2.13.0"},
-            device="cpu",
-            cpu_capability="AVX512",
-            threads=2,
-            isolation="none: the worker runs as the same user as the service and could read the signing key",
-        ),
+        merge=measured.merge,
+        evaluation=measured.evaluation,
+        drift=measured.drift,
+        decision=decide(policy, measured),
+        environment=ENVIRONMENT,
         reused_from=case.reused_from,
         warnings=("no probes were given: drift was measured on the evaluation texts",),
         seconds=4.2 if case.reused_from else 283.4,
@@ -108,7 +133,27 @@ def sample_report(case: Case, model: Digest) -> Report:
 def _inputs() -> tuple[Input, ...]:
     sizes = {"base": 91_338_512, "adapter guard": 1_327_104, "train": 1_604_882, "validation": 301_114}
     sizes |= {"evaluation": 298_405}
-    return tuple(Input(role=role, digest=str(digest_bytes(role.encode())), size_bytes=s) for role, s in sizes.items())
+    weights = {"adapter guard": 1.0}
+    return tuple(
+        Input(role=role, digest=str(digest_bytes(role.encode())), size_bytes=size, weight=weights.get(role))
+        for role, size in sizes.items()
+    )
+
+
+def _merge() -> MergeReport:
+    """What the record of the first stage says, and its comparison."""
+    return MergeReport(
+        reference="peft 0.21.2",
+        layers=12,
+        layer_difference=3.1e-07,
+        layer="encoder.layer.4.attention.self.query",
+        logits=LogitComparison(max_difference=4.8e-07, max_logit=6.1, label_changes=0, n=64),
+        changed=14,
+        byte_identical=87,
+        largest_change=0.0412,
+        largest_change_tensor="encoder.layer.4.attention.self.query.weight",
+        measured_by="00ff00ff00ff00ff",
+    )
 
 
 def _quality(confusion: tuple[tuple[int, ...], ...], measured_by: str) -> QualityReport:
@@ -209,13 +254,15 @@ def _stages(case: Case) -> tuple[StageRecord, ...]:
     encoder = tuple(f"encoder.layer.{i}" for i in range(6))
     ffn = tuple(f"{layer}.{name}.dense" for layer in encoder for name in ("intermediate", "output"))
     attention = tuple(f"{layer}.attention.self.{name}" for layer in encoder for name in ("query", "value"))
+    merged = (*(f"{name}.weight" for name in attention), "classifier.weight", "classifier.bias")
+    change = dict.fromkeys(merged, 0.0203) | {"encoder.layer.4.attention.self.query.weight": 0.0412}
     return (
         StageRecord(
             method="merge_lora",
             arguments={"method": "merge_lora", "adapters": []},
             version=1,
-            touched=(*(f"{name}.weight" for name in attention), "classifier.weight", "classifier.bias"),
-            details={"max_abs_logit_difference": 4.8e-07, "examples_compared": 64},
+            touched=merged,
+            details={"relative_change": change, "tensors_added": [], "tensors_byte_identical": 87},
             seconds=2.1,
             peak_memory_bytes=610_000_000,
             measured_by="00ff00ff00ff00ff",

@@ -115,7 +115,7 @@ def test_every_gate_stands_in_the_table_with_figure_bound_and_sentence():
     source = page(report, samples.INCONCLUSIVE.policy_yaml)
     for gate in report.decision.gates:
         assert gate.sentence.replace("'", "&#39;") in source.partition("<h2>Gates")[2]
-    assert "Not in this policy, so not judged: kl_p99." in source
+    assert "Not in this policy, so not judged: kl_p99, merge_difference, merge_logits, merge_change." in source
 
 
 def test_a_reused_conversion_says_that_nothing_was_measured_anew():
@@ -129,7 +129,11 @@ def test_what_came_from_a_request_is_text_and_never_markup():
         update={"labels": {attack: attack}, "requested_by": attack, "warnings": (attack,), "conversion": attack}
     )
     stage = report.stages[0].model_copy(
-        update={"touched": (attack,), "details": {attack: attack, "list": [attack]}, "warnings": (attack,)}
+        update={
+            "touched": (attack,),
+            "details": {**report.stages[0].details, attack: attack, "list": [attack]},
+            "warnings": (attack,),
+        }
     )
     quality = report.evaluation.candidate.model_copy(update={"labels": (attack, "b")})
     evaluation = report.evaluation.model_copy(update={"candidate": quality})
@@ -148,7 +152,7 @@ def test_every_picture_has_a_text_and_every_table_has_headers():
     source = page(sample("approved"))
     reader = Reader(source)
     pictures = [a for tag, a in reader.elements if tag == "svg"]
-    assert len(pictures) == 6 + 5 + 2  # gates, pictures, training curves
+    assert len(pictures) == 6 + 5 + 1 + 2  # gates, pictures, the merge, training curves
     assert all(a["role"] == "img" and len(a["aria-label"] or "") > 20 for a in pictures)
     heads = [a for tag, a in reader.elements if tag == "th"]
     assert all(a.get("scope") in ("col", "row") for a in heads)
@@ -236,7 +240,7 @@ def test_a_gates_dot_lies_on_the_allowed_side_exactly_where_it_passed():
 def test_a_training_run_of_one_look_has_a_curve():
     report = sample("approved")
     stage = report.stages[2].model_copy(update={"curve": (CurvePoint(step=0, loss=0.0),)})
-    assert "Loss of recover" in page(report.model_copy(update={"stages": (stage,)}))
+    assert "Loss of recover" in page(report.model_copy(update={"stages": (report.stages[0], stage)}))
 
 
 def test_ticks_are_round_and_inside_the_axis():

@@ -9,9 +9,11 @@ import pytest
 
 from modelpress.errors import FailedPrecondition, InvalidPolicy, VerificationFailed
 from modelpress.evaluations import Evaluation
-from modelpress.gates import JUDGES, check_measurable, decide
+from modelpress.gate_judges import JUDGES
+from modelpress.gates import check_measurable, decide
 from modelpress.intervals import accuracy_drop
 from modelpress.policies import Gates, Policy
+from modelpress.recipes import Export, Recipe
 from modelpress.reports import (
     ClassQuality,
     DriftReport,
@@ -20,6 +22,7 @@ from modelpress.reports import (
     Histogram,
     Interval,
     LatencyRow,
+    Measured,
     Metric,
     Outcome,
     PairedCounts,
@@ -27,6 +30,9 @@ from modelpress.reports import (
     QualityReport,
     Verdict,
 )
+from tests.evidence.merge_samples import MERGED
+
+RECIPE = Recipe(stages=(Export(),))
 
 
 def _metric(name: str, value: float | None, n: int, unit: str = "fraction") -> Metric:
@@ -92,12 +98,16 @@ def _drift(flips: int = 14, n: int = 2101, **changes) -> DriftReport:
     return report.model_copy(update=changes)
 
 
+def _measured(evaluation: EvaluationReport | None = None, drift: DriftReport | None = None) -> Measured:
+    return Measured(MERGED.merge, evaluation or _evaluation(), drift or _drift())
+
+
 def _policy(**gates: object) -> Policy:
     return Policy(gates=Gates.model_validate(gates))
 
 
 def _only(policy: Policy, evaluation: EvaluationReport | None = None, drift: DriftReport | None = None):
-    decision = decide(policy, evaluation or _evaluation(), drift or _drift())
+    decision = decide(policy, _measured(evaluation, drift))
     (result,) = decision.gates
     return decision.verdict, result
 
@@ -110,6 +120,9 @@ ALL_GATES = {
     "size": {"max_ratio": 0.30},
     "speed": {"min_ratio": 3.0},
     "parity": {"max_logit_difference": 0.001},
+    "merge_difference": {"max": 0.005},
+    "merge_logits": {"max": 0.02},
+    "merge_change": {"max": 0.5},
 }
 MISSED = {
     "accuracy_drop": {"max": 0.0},
@@ -119,6 +132,9 @@ MISSED = {
     "size": {"max_ratio": 0.2},
     "speed": {"min_ratio": 3.5},
     "parity": {"max_logit_difference": 1e-6},
+    "merge_difference": {"max": 0.001},
+    "merge_logits": {"max": 0.001},
+    "merge_change": {"max": 0.05},
 }
 
 
@@ -127,7 +143,7 @@ def test_every_gate_of_a_policy_has_a_judge():
 
 
 def test_all_gates_passed_is_approved_and_nothing_is_left_out():
-    decision = decide(_policy(**ALL_GATES), _evaluation(), _drift())
+    decision = decide(_policy(**ALL_GATES), _measured())
     assert decision.verdict is Verdict.APPROVED
     assert [gate.name for gate in decision.gates] == list(ALL_GATES)
     assert decision.not_applied == ()
@@ -135,13 +151,13 @@ def test_all_gates_passed_is_approved_and_nothing_is_left_out():
 
 @pytest.mark.parametrize("name", [name for name in MISSED if name != "accuracy_drop"])
 def test_one_missed_bound_rejects_whatever_the_others_say(name):
-    decision = decide(_policy(**{**ALL_GATES, name: MISSED[name]}), _evaluation(), _drift())
+    decision = decide(_policy(**{**ALL_GATES, name: MISSED[name]}), _measured())
     assert decision.verdict is Verdict.REJECTED
     assert {gate.name for gate in decision.gates if gate.outcome is Outcome.FAILED} == {name}
 
 
 def test_gates_that_the_policy_leaves_out_are_named():
-    decision = decide(_policy(size={"max_ratio": 0.3}), _evaluation(), _drift())
+    decision = decide(_policy(size={"max_ratio": 0.3}), _measured())
     assert decision.not_applied == tuple(name for name in ALL_GATES if name != "size")
 
 
@@ -195,7 +211,7 @@ def test_a_speed_up_without_a_trusted_interval_is_inconclusive():
 
 def test_a_shape_that_was_not_measured_names_the_measured_ones():
     with pytest.raises(FailedPrecondition, match=r"shape 8 x 16 was not measured.*1 x 64"):
-        decide(_policy(speed={"min_ratio": 2, "batch_size": 8, "sequence_length": 16}), _evaluation(), _drift())
+        decide(_policy(speed={"min_ratio": 2, "batch_size": 8, "sequence_length": 16}), _measured())
 
 
 @pytest.mark.parametrize("figure", [None, float("nan"), float("inf")])
@@ -219,8 +235,8 @@ def test_a_size_without_bytes_never_passes():
 def test_the_same_measurements_give_the_same_decision_after_a_round_trip():
     evaluation, drift, policy = _evaluation(), _drift(), _policy(**ALL_GATES)
     stored = EvaluationReport.model_validate_json(evaluation.model_dump_json())
-    again = decide(policy, stored, DriftReport.model_validate_json(drift.model_dump_json()))
-    assert again == decide(policy, evaluation, drift)
+    again = decide(policy, _measured(stored, DriftReport.model_validate_json(drift.model_dump_json())))
+    assert again == decide(policy, _measured(evaluation, drift))
 
 
 def test_a_sentence_says_figure_interval_bound_and_outcome():
@@ -251,24 +267,28 @@ def test_a_sentence_never_rounds_a_missed_bound_into_a_met_one():
 )
 def test_figures_that_their_counts_contradict_are_refused(changes):
     with pytest.raises(VerificationFailed, match="contradict"):
-        decide(_policy(size={"max_ratio": 0.3}), _evaluation().model_copy(update=changes), _drift())
+        decide(_policy(size={"max_ratio": 0.3}), _measured(_evaluation().model_copy(update=changes)))
 
 
 def test_a_flip_share_that_its_counts_contradict_is_refused():
     with pytest.raises(VerificationFailed, match="flip_share"):
-        decide(_policy(size={"max_ratio": 0.3}), _evaluation(), _drift(flip_share=_metric("flip_share", 0.0, 2101)))
+        decide(_policy(size={"max_ratio": 0.3}), _measured(drift=_drift(flip_share=_metric("flip_share", 0.0, 2101))))
 
 
 def test_a_speed_gate_outside_the_measured_shapes_is_refused_up_front():
     policy = _policy(speed={"min_ratio": 3, "batch_size": 2})
     with pytest.raises(InvalidPolicy, match=r"shape 2 x 64 will not be measured; choose one of 1 x 16, 1 x 64, 8 x 16"):
-        check_measurable(policy, Evaluation())
+        check_measurable(policy, Evaluation(), RECIPE)
 
 
 def test_a_speed_gate_with_too_few_repeats_is_refused_up_front():
     with pytest.raises(InvalidPolicy, match="at least 6"):
-        check_measurable(_policy(speed={"min_ratio": 3}), Evaluation.model_validate({"latency": {"repeats": 5}}))
-    check_measurable(_policy(speed={"min_ratio": 3}), Evaluation.model_validate({"latency": {"repeats": 6}}))
+        check_measurable(_policy(speed={"min_ratio": 3}), _repeats(5), RECIPE)
+    check_measurable(_policy(speed={"min_ratio": 3}), _repeats(6), RECIPE)
+
+
+def _repeats(count: int) -> Evaluation:
+    return Evaluation.model_validate({"latency": {"repeats": count}})
 
 
 def test_the_gate_imports_neither_numpy_nor_torch():
