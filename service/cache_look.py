@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from service import pipeline
 from service.plan import make_plan
 from service.requests import ConversionRequest
@@ -39,11 +41,6 @@ class CacheLook:
 
     def walk(self, request: ConversionRequest) -> tuple[str, ...]:
         """Names of the steps that a conversion would take from the cache, up to the first that it would not."""
-        plan = make_plan(request)
-        try:
-            exported = pipeline.export(plan, pipeline.compress(plan, self), self)
-            pipeline.evaluate(plan, exported, self)
-            pipeline.measure_drift(plan, exported, self)
-        except _NotCached:
-            pass
+        with suppress(_NotCached):
+            pipeline.make_candidate(make_plan(request), self)
         return tuple(self.found)

@@ -1,4 +1,4 @@
-"""The main path: ingest -> compress -> export -> evaluate -> drift -> gate -> sign -> publish.
+"""The main path: merge -> check -> compress -> export -> evaluate -> drift -> gate -> sign -> publish.
 
 Each arrow is one immutable value, each step one function. This module is torch-free and runs in the service process:
 a compute step sends digests to the conversion's worker process and receives a digest. The verdict is computed here,
@@ -14,13 +14,11 @@ from typing import Any, Protocol
 from modelpress.digests import Digest
 from modelpress.errors import InternalError
 from modelpress.gates import decide
-from modelpress.recipes import MergeLora
-from modelpress.reports import DriftReport, EvaluationReport
+from modelpress.reports import DriftReport, EvaluationReport, Measured, MergeReport
 from service.desk import Desk
-from service.plan import Plan, PlannedStage, make_plan
+from service.plan import MERGE_CHECK, Plan, PlannedStage, make_plan
 from service.publication import Publication, publish
-from service.report.evidence import assemble_drift, assemble_evaluation, assemble_report, sources
-from service.requests import AdapterRequest
+from service.report.evidence import assemble_drift, assemble_evaluation, assemble_merge, assemble_report, sources
 from service.steps import Step, StepResult
 
 BASELINE_EXPORT = "export/baseline"
@@ -55,28 +53,67 @@ class Exported:
     stage: StepResult
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """What would ship, what each stage recorded, and what was measured."""
+
+    model: Digest
+    stages: tuple[StepResult, ...]
+    measured: Measured
+
+
 def run(desk: Desk) -> Publication:
     """Take one conversion to its verdict. Every step's result is durable before the next one starts."""
     plan = make_plan(desk.conversion.request)
-    compressed = compress(plan, desk)
-    exported = export(plan, compressed, desk)
-    evaluation = evaluate(plan, exported, desk)
-    drift = measure_drift(plan, exported, desk)
-    decision = decide(plan.request.policy, evaluation, drift)
+    candidate = make_candidate(plan, desk)
+    decision = decide(plan.request.policy, candidate.measured)
+    report = assemble_report(desk, candidate.model, candidate.stages, candidate.measured, decision)
+    return publish(report, sources(plan.request, candidate.model), desk)
+
+
+def make_candidate(plan: Plan, runner: Runner) -> Candidate:
+    """Every step of the plan. What is merged ships as it is, or is the baseline of what is compressed."""
+    merged = merge(plan, runner)
+    merge_report = check_merge(plan, merged, runner)
+    if plan.is_merge_only:
+        return Candidate(merged.model, merged.stages, Measured(merge_report))
+    compressed = compress(plan, merged, runner)
+    exported = export(plan, compressed, runner)
+    evaluation = evaluate(plan, exported, runner)
+    drift = measure_drift(plan, exported, runner)
     stages = (*compressed.stages, exported.stage)
-    report = assemble_report(desk, exported.candidate, stages, (evaluation, drift), decision)
-    return publish(report, sources(plan.request, exported.candidate), desk)
+    return Candidate(exported.candidate, stages, Measured(merge_report, evaluation, drift))
 
 
-def compress(plan: Plan, runner: Runner) -> Compressed:
-    """Merge losslessly into the baseline, then run every lossy stage on what the former one left."""
-    merged = [_compress(plan, plan.merge, {"model": plan.request.base}, runner)] if plan.merge else []
-    baseline = _written(merged[0]) if merged else plan.request.base
-    results, model = list(merged), baseline
+def merge(plan: Plan, runner: Runner) -> Compressed:
+    """The baseline: the base, and what the recipe merges into it."""
+    base = plan.request.base
+    if plan.merge is None:
+        return Compressed(base, base, ())
+    planned = plan.merge
+    inputs = {"model": base, **planned.inputs}
+    result = runner.run(_step(plan, planned.name, f"compress/{planned.stage.method}", planned.arguments, inputs))
+    return Compressed(_written(result), _written(result), (result,))
+
+
+def check_merge(plan: Plan, merged: Compressed, runner: Runner) -> MergeReport | None:
+    """Compare what is stored with base plus adapters. The memory limit decides what can be compared."""
+    if plan.merge is None:
+        return None
+    if not plan.checks_merge:
+        return assemble_merge(merged.stages[0], None)
+    arguments = {**plan.merge.arguments, "memory_limit_bytes": plan.request.limits.memory_limit_bytes}
+    inputs = {"base": plan.request.base, "merged": merged.model, **plan.merge.inputs}
+    return assemble_merge(merged.stages[0], runner.run(_step(plan, MERGE_CHECK, "merge_check", arguments, inputs)))
+
+
+def compress(plan: Plan, merged: Compressed, runner: Runner) -> Compressed:
+    """Run every lossy stage on what the former one left."""
+    results, model = list(merged.stages), merged.baseline
     for planned in plan.lossy:
-        results.append(_compress(plan, planned, {"model": model, "teacher": baseline}, runner))
+        results.append(_compress(plan, planned, {"model": model, "teacher": merged.baseline}, runner))
         model = _written(results[-1])
-    return Compressed(baseline, model, tuple(results))
+    return Compressed(merged.baseline, model, tuple(results))
 
 
 def export(plan: Plan, compressed: Compressed, runner: Runner) -> Exported:
@@ -94,7 +131,7 @@ def evaluate(plan: Plan, exported: Exported, runner: Runner) -> EvaluationReport
     predictions = {role: _predict(plan, f"predict/{role}", models[role], runner) for role in models}
     digests = {f"{role}_predictions": _written(result) for role, result in predictions.items()}
     arguments = plan.request.evaluation.model_dump(mode="json", include={"task", "confidence"})
-    arguments["dataset"] = str(plan.request.evaluation_dataset)
+    arguments["dataset"] = str(plan.evaluation_dataset)
     quality = runner.run(_step(plan, "evaluate/quality", "quality", arguments, {**models, **digests}))
     inputs = {"candidate": exported.candidate, "parity": exported.parity}
     parity = runner.run(_step(plan, "evaluate/parity", "parity", {}, inputs))
@@ -108,7 +145,7 @@ def measure_drift(plan: Plan, exported: Exported, runner: Runner) -> DriftReport
     kind = "probe" if plan.has_probes else "predict"
     models = {"baseline": exported.baseline, "candidate": exported.candidate}
     inputs = {role: _written(_predict(plan, f"{kind}/{role}", model, runner)) for role, model in models.items()}
-    probes = plan.request.probes or plan.request.evaluation_dataset
+    probes = plan.request.probes or plan.evaluation_dataset
     arguments = {"confidence": plan.request.evaluation.confidence, "probes": str(probes)}
     return assemble_drift(runner.run(_step(plan, "drift", "drift", arguments, inputs)))
 
@@ -117,11 +154,7 @@ def _compress(plan: Plan, planned: PlannedStage, models: Mapping[str, Digest], r
     """One recipe stage, with only the inputs that it reads: what it does not read cannot spoil its cache key."""
     arguments: dict[str, Any] = {"stage": planned.stage.model_dump(mode="json")}
     inputs = dict(models)
-    if isinstance(planned.stage, MergeLora):
-        adapters = _selected(plan, planned.stage)
-        arguments["weights"] = {adapter.name: adapter.weight for adapter in adapters}
-        inputs |= {f"adapter:{adapter.name}": adapter.artifact for adapter in adapters}
-    elif planned.name != BASELINE_EXPORT:
+    if planned.name != BASELINE_EXPORT:
         evaluation = plan.request.evaluation
         arguments["columns"] = evaluation.model_dump(
             mode="json", include={"text_column", "label_column", "label_names"}
@@ -131,17 +164,11 @@ def _compress(plan: Plan, planned: PlannedStage, models: Mapping[str, Digest], r
     return runner.run(_step(plan, planned.name, f"compress/{planned.stage.method}", arguments, inputs))
 
 
-def _selected(plan: Plan, stage: MergeLora) -> tuple[AdapterRequest, ...]:
-    """The adapters that the stage names, in its order; all of the request's where it names none."""
-    by_name = {adapter.name: adapter for adapter in plan.request.adapters}
-    return tuple(by_name[name] for name in stage.adapters or by_name)
-
-
 def _predict(plan: Plan, name: str, model: Digest, runner: Runner) -> StepResult:
     """Logits of every row. `predict/` reads and checks the labels, `probe/` only the texts."""
     evaluation = plan.request.evaluation.model_dump(mode="json", exclude={"latency", "confidence"})
     labelled = name.startswith("predict/")
-    dataset = plan.request.evaluation_dataset if labelled else plan.request.probes or plan.request.evaluation_dataset
+    dataset = plan.evaluation_dataset if labelled else plan.request.probes or plan.evaluation_dataset
     return runner.run(
         _step(plan, name, "predict" if labelled else "probe", evaluation, {"model": model, "data": dataset})
     )

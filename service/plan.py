@@ -1,19 +1,30 @@
 """The plan: which steps a request asks for, in order. A pure function of the request; nothing is run here.
 
-compress/1-merge_lora  compress/2-prune  ...   one per stage before `export`
+compress/1-merge_lora  evaluate/merge          the merge, and what it gave against base plus adapters
+compress/2-prune  ...                          one per further stage before `export`
 export/baseline  export/candidate              the unpruned FP32 model and the compressed one
 predict/baseline  predict/candidate            logits of every evaluation row, in the target runtime
 probe/baseline  probe/candidate                the same for the probes, where the request names some
 evaluate/quality  evaluate/parity  evaluate/latency  drift
+
+A recipe that only merges ends after the first line. Merged checkpoints have no `evaluate/merge`: there is no
+independent reference for them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from modelpress.recipes import Export, MergeLora, Stage
-from service.requests import ConversionRequest
+from modelpress.digests import Digest
+from modelpress.errors import InternalError
+from modelpress.recipes import Export, MergeLora, MergeModels, Stage
+from service.requests import AdapterRequest, ConversionRequest, ModelRequest
 
+NamedT = TypeVar("NamedT", AdapterRequest, ModelRequest)
+
+MERGE_CHECK = "evaluate/merge"
 MEASUREMENTS = ("evaluate/quality", "evaluate/parity", "evaluate/latency", "drift")
 
 
@@ -26,12 +37,50 @@ class PlannedStage:
 
 
 @dataclass(frozen=True)
+class PlannedMerge:
+    """The stage that merges. It names what it merges, in its order, also where the recipe means all."""
+
+    name: str
+    stage: MergeLora | MergeModels
+    merged: tuple[AdapterRequest, ...] | tuple[ModelRequest, ...]
+
+    @property
+    def inputs(self) -> dict[str, Digest]:
+        """`adapter:NAME` or `model:NAME` -> artifact."""
+        kind = "adapter" if isinstance(self.stage, MergeLora) else "model"
+        return {f"{kind}:{each.name}": each.artifact for each in self.merged}
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        return {
+            "stage": self.stage.model_dump(mode="json"),
+            "weights": {each.name: each.weight for each in self.merged},
+        }
+
+
+@dataclass(frozen=True)
 class Plan:
     request: ConversionRequest
-    merge: PlannedStage | None
-    """Lossless: what it gives is the baseline."""
+    merge: PlannedMerge | None
+    """What it gives is the baseline."""
     lossy: tuple[PlannedStage, ...]
     export: Export
+
+    @property
+    def is_merge_only(self) -> bool:
+        return self.request.recipe.is_merge_only
+
+    @property
+    def checks_merge(self) -> bool:
+        """Whether an independent reference of the merge exists."""
+        return self.merge is not None and isinstance(self.merge.stage, MergeLora)
+
+    @property
+    def evaluation_dataset(self) -> Digest:
+        """Of a plan that does more than merge."""
+        if self.request.evaluation_dataset is None:
+            raise InternalError("a plan without an evaluation dataset has nothing to evaluate on")
+        return self.request.evaluation_dataset
 
     @property
     def has_probes(self) -> bool:
@@ -40,19 +89,40 @@ class Plan:
     @property
     def step_names(self) -> tuple[str, ...]:
         """Every step in the order in which it runs."""
-        compress = [planned.name for planned in (self.merge, *self.lossy) if planned]
-        probes = ["probe/baseline", "probe/candidate"] if self.has_probes else []
+        merge = [self.merge.name] if self.merge else []
+        check = [MERGE_CHECK] if self.checks_merge else []
+        if self.is_merge_only:
+            return (*merge, *check)
+        compress = [planned.name for planned in self.lossy]
         exports = ["export/baseline", "export/candidate"]
-        return (*compress, *exports, "predict/baseline", "predict/candidate", *probes, *MEASUREMENTS)
+        probes = ["probe/baseline", "probe/candidate"] if self.has_probes else []
+        predictions = ["predict/baseline", "predict/candidate", *probes]
+        return (*merge, *check, *compress, *exports, *predictions, *MEASUREMENTS)
 
 
 def make_plan(request: ConversionRequest) -> Plan:
     """Order the request's stages. The recipe is valid already, so this cannot fail."""
-    planned = [
-        PlannedStage(f"compress/{number}-{stage.method}", stage)
-        for number, stage in enumerate(request.recipe.stages, 1)
-        if not isinstance(stage, Export)
+    stages = [(f"compress/{number}-{stage.method}", stage) for number, stage in enumerate(request.recipe.stages, 1)]
+    merges = [
+        _planned_merge(name, stage, request) for name, stage in stages if isinstance(stage, MergeLora | MergeModels)
     ]
-    merge = next((p for p in planned if isinstance(p.stage, MergeLora)), None)
-    export = next(stage for stage in request.recipe.stages if isinstance(stage, Export))
-    return Plan(request, merge, tuple(p for p in planned if p is not merge), export)
+    lossy = tuple(
+        PlannedStage(name, stage) for name, stage in stages if not isinstance(stage, MergeLora | MergeModels | Export)
+    )
+    export = next(stage for _, stage in stages if isinstance(stage, Export))
+    return Plan(request, merges[0] if merges else None, lossy, export)
+
+
+def _planned_merge(name: str, stage: MergeLora | MergeModels, request: ConversionRequest) -> PlannedMerge:
+    if isinstance(stage, MergeLora):
+        adapters = _chosen(stage.adapters, request.adapters)
+        names = {"adapters": tuple(adapter.name for adapter in adapters)}
+        return PlannedMerge(name, stage.model_copy(update=names), adapters)
+    models = _chosen(stage.models, request.models)
+    return PlannedMerge(name, stage.model_copy(update={"models": tuple(model.name for model in models)}), models)
+
+
+def _chosen(names: Sequence[str], given: Sequence[NamedT]) -> tuple[NamedT, ...]:
+    """Those named, in the order of the names; all of them where none is named."""
+    by_name = {each.name: each for each in given}
+    return tuple(by_name[name] for name in names or by_name)

@@ -1,6 +1,7 @@
 """What a worker can be asked: a literal table. Glue only; the arithmetic is in compressors/ and evaluators/.
 
-    compress/<method>   one recipe stage, `export` too; writes a model folder
+    compress/<method>   one recipe stage, `export` too; writes a model folder, merges straight into the store
+    merge_check         a merged model as it is stored, against base plus adapters
     predict, probe      one exported model on one dataset; writes predictions (with labels, without)
     quality             two predictions of one labelled dataset
     parity              the compressed model's own logits against its export
@@ -14,20 +15,23 @@ changed and its version did not.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from time import monotonic
 
-from compressors.registry import COMPRESSORS, Compressor
-from compressors.stages import Adapter, Data, Job, Progress
-from evaluators import drift, footprint, latency, parity
+from compressors.registry import COMPRESSORS, STREAMING, Compressor, StreamingCompressor
+from compressors.stages import Data, Job, NamedSource, Progress, StreamJob
+from evaluators import drift, footprint, latency, merge_check, parity
+from evaluators.merge_check import CheckedAdapter, CheckSetting, MergedModels, StoredModel
 from evaluators.predictions import load_predictions
 from evaluators.registry import TASKS
 from evaluators.runtimes import Resources, label_names, read_config
 from modelpress.datasets import LabelledTexts, read_labelled_texts
+from modelpress.errors import InternalError
 from modelpress.evaluations import Evaluation, Latency
 from modelpress.intervals import accuracy_drop
-from modelpress.recipes import read_stage
+from modelpress.recipes import MergeLora, MergeModels, read_stage
+from modelpress.reports import StageRecord
 from service.workers.memory import peak_memory_bytes, reset_peak_memory
 from service.workers.protocol import Operation, Task, TaskResult
 
@@ -35,28 +39,67 @@ HELD_OUT_SHARE = 0.1
 
 
 def _compress(compressor: Compressor, task: Task) -> TaskResult:
-    """Run one recipe stage; note its wall time and peak memory."""
+    """Run one recipe stage on copies of its inputs."""
     job = Job(
         model=task.inputs["model"],
         output=task.output,
         seed=task.step.seed,
         device=task.device,
         threads=task.threads,
-        adapters=_adapters(task),
         teacher=task.inputs.get("teacher"),
         data=_data(task),
         evidence=task.evidence,
     )
+    return _noted(partial(compressor.run, read_stage(task.step.arguments["stage"]), job, task.monitor))
+
+
+def _stream(compressor: StreamingCompressor, task: Task) -> TaskResult:
+    """Run one merge from the store into the store."""
+    stage = _merge(task)
+    job = StreamJob(
+        base=task.stored["model"],
+        sink=task.sink,
+        seed=task.step.seed,
+        merged=tuple(NamedSource(name, task.stored[role], weight) for name, role, weight in _merged(stage, task)),
+        device=task.device,
+        threads=task.threads,
+    )
+    return _noted(partial(compressor.run, stage, job, task.monitor))
+
+
+def _merge(task: Task) -> MergeLora | MergeModels:
+    stage = read_stage(task.step.arguments["stage"])
+    if not isinstance(stage, MergeLora | MergeModels):
+        raise InternalError(f"step {task.step.name!r} is no merge")
+    return stage
+
+
+def _merged(stage: MergeLora | MergeModels, task: Task) -> Iterator[tuple[str, str, float]]:
+    """Name, role and weight of everything that is merged, in the stage's order: JSON objects keep none."""
+    kind, names = ("adapter", stage.adapters) if isinstance(stage, MergeLora) else ("model", stage.models)
+    for name in names:
+        yield name, f"{kind}:{name}", task.step.arguments["weights"][name]
+
+
+def _noted(run: Callable[[], StageRecord]) -> TaskResult:
+    """Run a stage; note its wall time and peak memory."""
     reset_peak_memory()
     start = monotonic()
-    record = compressor.run(read_stage(task.step.arguments["stage"]), job, task.monitor)
+    record = run()
     measured = {"seconds": monotonic() - start, "peak_memory_bytes": peak_memory_bytes()}
     return TaskResult({**record.model_dump(mode="json"), **measured})
 
 
-def _adapters(task: Task) -> tuple[Adapter, ...]:
-    weights = task.step.arguments.get("weights", {})
-    return tuple(Adapter(name, task.inputs[f"adapter:{name}"], weight) for name, weight in weights.items())
+def _check_merge(task: Task) -> TaskResult:
+    stage = MergeLora.model_validate(task.step.arguments["stage"])
+    models = MergedModels(base=_stored_model(task, "base"), merged=_stored_model(task, "merged"))
+    adapters = [CheckedAdapter(name, task.inputs[role], weight) for name, role, weight in _merged(stage, task)]
+    setting = CheckSetting(task.step.seed, task.device, task.memory_limit_bytes, partial(_progress, task))
+    return TaskResult(merge_check.check_merge(models, adapters, arguments=stage, setting=setting))
+
+
+def _stored_model(task: Task, role: str) -> StoredModel:
+    return StoredModel(task.stored[role], partial(task.inputs.__getitem__, role))
 
 
 def _data(task: Task) -> Data | None:
@@ -153,6 +196,8 @@ TASKS_VERSION = sum(evaluator.version for evaluator in TASKS.values())
 
 OPERATIONS: Mapping[str, Operation] = {
     **{f"compress/{method}": Operation(partial(_compress, c), c.version) for method, c in COMPRESSORS.items()},
+    **{f"compress/{method}": Operation(partial(_stream, c), c.version) for method, c in STREAMING.items()},
+    "merge_check": Operation(_check_merge, merge_check.VERSION),
     "predict": Operation(_predict, TASKS_VERSION),
     "probe": Operation(_predict, TASKS_VERSION),
     "quality": Operation(_quality, TASKS_VERSION + footprint.VERSION),

@@ -19,10 +19,12 @@ from typing import Any
 
 from compressors.stages import Progress
 from modelpress.digests import Digest
-from modelpress.errors import ModelpressError
+from modelpress.errors import InternalError, ModelpressError
 from service.faults import fault_point
 from service.steps import Step
 from service.storage.store import ContentStore
+from service.storage.stored_folders import StoredFolder, StoreSink
+from service.workers.inputs import Inputs
 from service.workers.limits import is_out_of_memory, limit_memory
 from service.workers.protocol import Operation, Task, TaskResult, receive, send, step_from_json
 from service.workers.surroundings import enter
@@ -93,6 +95,10 @@ class _Bench:
             self.store.fetch_folder(self.store.manifest(digest), folder)
             self._fetched[digest] = folder
         return self._fetched[digest]
+
+    def open(self, digest: Digest) -> StoredFolder:
+        """The same folder where it is stored."""
+        return StoredFolder(self.store.manifest(digest), self.store)
 
 
 class PipeMonitor:
@@ -174,11 +180,14 @@ def _task(bench: _Bench, step: Step, folder: Path, checkpoint: Digest | None) ->
     return Task(
         step=step,
         folder=folder / "work",
-        inputs={role: bench.fetch(digest) for role, digest in step.inputs.items()},
+        inputs=Inputs(step.inputs, bench.fetch),
+        stored=Inputs(step.inputs, bench.open),
         output=folder / "output",
+        sink=StoreSink(bench.store),
         evidence=folder / "evidence",
         device=bench.settings.device,
         threads=bench.settings.threads,
+        memory_limit_bytes=bench.settings.memory_limit_bytes,
         monitor=PipeMonitor(bench, folder, checkpoint),
     )
 
@@ -189,9 +198,20 @@ def _store(store: ContentStore, task: Task, result: TaskResult) -> dict[str, Any
     fault_point("worker.output.before")
     if any(task.evidence.iterdir()):
         record["evidence"] = str(store.put_folder(task.evidence).digest)
-    output = str(store.put_folder(task.output).digest) if any(task.output.iterdir()) else None
+    output = _store_output(store, task)
     fault_point("worker.output.after")
-    return {"digest": output, "record": record}
+    return {"digest": str(output) if output else None, "record": record}
+
+
+def _store_output(store: ContentStore, task: Task) -> Digest | None:
+    in_folder, in_sink = any(task.output.iterdir()), bool(task.sink.entries)
+    if in_folder and in_sink:
+        raise InternalError(
+            f"step {task.step.name!r} wrote into its output folder and into its sink: one of them is due"
+        )
+    if in_sink:
+        return task.sink.finish().digest
+    return store.put_folder(task.output).digest if in_folder else None
 
 
 def _use_threads(count: int) -> None:

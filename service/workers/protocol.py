@@ -1,9 +1,10 @@
 """What a worker process is asked and what it answers.
 
-An operation is `run(task) -> TaskResult` and a version. It reads `task.inputs`, may write a result into the empty
-folder `task.output` and what proves it into the empty folder `task.evidence`, and returns its figures. When it has
-returned, the process stores `output` (where not empty) as a manifest, whose digest becomes `StepResult.digest`, and
-`evidence` (where not empty) as a manifest, whose digest becomes `record["evidence"]`.
+An operation is `run(task) -> TaskResult` and a version. It reads copies of its inputs, `task.inputs`, or the store
+itself, `task.stored`; it may write a result into the empty folder `task.output` or into the store itself, `task.sink`,
+and what proves it into the empty folder `task.evidence`; it returns its figures. When it has returned, the process
+stores what is in `output` or `sink` as a manifest, whose digest becomes `StepResult.digest`, and `evidence` (where not
+empty) as a manifest, whose digest becomes `record["evidence"]`.
 
 Between the processes travel JSON messages, one object with one key each, never pickles: a worker that a model has
 taken over must not be able to run code in the service, which holds the signing key.
@@ -25,7 +26,9 @@ from compressors.stages import Monitor
 from modelpress.canonical import canonical_json
 from modelpress.digests import Digest
 from modelpress.errors import InternalError
+from modelpress.stored_folders import Source
 from service.steps import Step
+from service.storage.stored_folders import StoreSink
 
 MAX_MESSAGE_BYTES = 16 << 20
 """Records are figures; anything larger belongs into `output` or `evidence`."""
@@ -38,12 +41,18 @@ class Task:
     step: Step
     folder: Path
     inputs: Mapping[str, Path]
-    """Role -> folder, fetched from the store and verified. Read only."""
+    """Role -> folder, fetched from the store and verified when it is first asked for. Read only."""
+    stored: Mapping[str, Source]
+    """Role -> the same folder where it is stored."""
     output: Path
+    sink: StoreSink
+    """For results that are written file by file: used instead of `output`, never beside it."""
     evidence: Path
     device: str
     """`cpu` or `cuda`."""
     threads: int
+    memory_limit_bytes: int
+    """What the process may hold at most."""
     monitor: Monitor
     """`progress(Progress(done, total, loss, figures))`, `save_checkpoint(step, write)`, `checkpoint()`."""
 

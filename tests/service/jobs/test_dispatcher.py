@@ -52,6 +52,29 @@ def test_evidence_is_stored_and_named_in_the_record(workshop, new):
     assert (proof.path, shop.store.read_bytes(proof.digest)) == ("proof.txt", b"proof of first")
 
 
+def test_what_streams_reads_and_writes_the_store_without_a_copy(workshop, new):
+    seen = []
+
+    def pipeline(desk):
+        first = desk.run(step("first", "write", text="a"))
+        seen.extend((first, desk.run(step("second", "stream", {"model": first.digest}, parts=2))))
+        return publish_text(desk, "x")
+
+    shop = workshop(pipeline)
+    shop.wait(shop.conversions.create(new()))
+    first, second = seen
+    (result,) = shop.store.manifest(first.digest).files
+    data = shop.store.read_bytes(result.digest)
+    parts = {entry.path: shop.store.read_bytes(entry.digest) for entry in shop.store.manifest(second.digest).files}
+    assert parts == {"part-0": b"0" + data, "part-1": b"1" + data}
+    assert second.record == {"kept": 0, "fetched": False}
+
+
+def test_an_operation_that_writes_into_its_folder_and_into_its_sink_is_our_fault(workshop, new):
+    shop = workshop(one("litter"))
+    assert shop.wait(shop.conversions.create(new())).failure["kind"] == "INTERNAL"
+
+
 def test_an_equal_request_is_a_cache_hit_that_names_who_measured(workshop, new):
     shop = workshop(two_steps)
     first = shop.wait(shop.conversions.create(new()))

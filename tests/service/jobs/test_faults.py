@@ -82,7 +82,7 @@ def test_killed_at_a_point_it_ends_as_undisturbed(point, tmp_path, undisturbed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", [p for p in TINY_POINTS if p.startswith(("store.put", "desk.", "worker."))])
+@pytest.mark.parametrize("point", [p for p in TINY_POINTS if p.startswith(("store.put", "sink.", "desk.", "worker."))])
 def test_killed_at_a_point_for_the_second_time_it_ends_as_undisturbed(point, tmp_path, undisturbed):
     check(f"{point}:2", tmp_path, undisturbed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,10 @@ from functools import partial
 from pathlib import Path
 
 from compressors.stages import Progress
+from modelpress.digests import Digest
 from modelpress.errors import InvalidModel
+from modelpress.manifests import FileEntry
+from modelpress.stored_folders import Sink, Source
 from service.workers.protocol import Operation, Task, TaskResult
 
 
@@ -44,6 +48,29 @@ def train(task: Task) -> TaskResult:
             os.kill(os.getpid(), signal.SIGKILL)
     (task.output / "state.txt").write_text(f"{state}")
     return TaskResult({"started_from": start})
+
+
+def stream(task: Task) -> TaskResult:
+    """Write `parts` files of the input's bytes from the store to the store, with a checkpoint after each."""
+    source, folder = task.stored["model"], task.monitor.checkpoint()
+    for path, size_bytes, digest in json.loads((folder / "parts.json").read_text()) if folder else ():
+        task.sink.keep(FileEntry(path, size_bytes, Digest(digest)))
+    kept = len(task.sink.entries)
+    for number in range(kept, task.step.arguments["parts"]):
+        with task.sink.write(f"part-{number}") as write:
+            write(f"{number}".encode())
+            for path in source.files:
+                write(_streamed(source, path))
+        task.monitor.save_checkpoint(number, partial(_write_entries, task.sink))
+    return TaskResult({"kept": kept, "fetched": (Path.cwd() / "inputs").exists()})
+
+
+def litter(task: Task) -> TaskResult:
+    """Write into both, the output folder and the sink."""
+    (task.output / "result.txt").write_text("a")
+    with task.sink.write("result.txt") as write:
+        write(b"b")
+    return TaskResult({})
 
 
 def wait(task: Task) -> TaskResult:
@@ -99,13 +126,26 @@ def spawn(task: Task) -> TaskResult:
 
 
 def operations() -> Mapping[str, Operation]:
-    functions = (write, measure, train, wait, crash, leave, refuse, stumble, allocate, look, spawn)
+    functions = (write, measure, train, stream, litter, wait, crash, leave, refuse, stumble, allocate, look, spawn)
     return {function.__name__: Operation(function, 1) for function in functions}
 
 
 def _contents(task: Task) -> list[str]:
     files = [(role, file) for role, folder in sorted(task.inputs.items()) for file in sorted(folder.iterdir())]
     return [f"{role}/{file.name}:{file.read_text()}" for role, file in files]
+
+
+def _streamed(source: Source, path: str) -> memoryview:
+    buffer = memoryview(bytearray(source.files[path].size_bytes))
+    with source.stream(path) as file:
+        file.read_into(buffer)
+        file.finish()
+    return buffer
+
+
+def _write_entries(sink: Sink, folder: Path) -> None:
+    entries = [(entry.path, entry.size_bytes, str(entry.digest)) for entry in sink.entries.values()]
+    (folder / "parts.json").write_text(json.dumps(entries))
 
 
 def _write_state(state: int, folder: Path) -> None:

@@ -35,13 +35,13 @@ FACTS = WorkerFacts(
 
 
 def path(desk: Desk) -> Publication:
-    """Three steps: one that writes, one that trains with checkpoints, one that measures; the label `slow` waits."""
+    """Three steps: one that writes, one that trains with checkpoints, one that streams; the label `slow` waits."""
     first = desk.run(step("first", "write", text="a"))
     if seconds := float(desk.conversion.request.labels.get("slow", 0)):
         desk.run(step("wait", "wait", seconds=seconds))
     trained = desk.run(step("second", "train", {"model": first.digest}, steps=3))
-    last = desk.run(step("third", "write", {"model": trained.digest}, text="b"))
-    return publish_text(desk, f"{first.digest} {trained.digest} {last.digest} {last.record['length']}")
+    last = desk.run(step("third", "stream", {"model": trained.digest}, parts=3))
+    return publish_text(desk, f"{first.digest} {trained.digest} {last.digest} {first.record['length']}")
 
 
 def dispatch(config: Config, *, journal: Any, store: Any, signer: Any, on_failure: Any) -> Dispatcher:
