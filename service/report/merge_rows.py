@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from modelpress.gate_judges import NO_REFERENCE
 from modelpress.merge_changes import read_changes
 from modelpress.recipes import MERGES
 from modelpress.reports import GateResult, MergeReport, Report, StageRecord
@@ -44,8 +45,10 @@ def merged_inputs(report: Report) -> Iterator[Merged]:
 
 
 def settings(stage: StageRecord) -> dict[str, Any]:
-    """The arguments that say how it was merged, without what was left open."""
-    given = {name: value for name, value in stage.arguments.items() if name not in SETTINGS_APART}
+    """The arguments that say how it was merged, without what was left open or is used by TIES only."""
+    how = stage.arguments.get("combination_type") or stage.arguments.get("merge_method", "")
+    apart = SETTINGS_APART if "ties" in how else (*SETTINGS_APART, "majority_sign_method")
+    given = {name: value for name, value in stage.arguments.items() if name not in apart}
     return {name: value for name, value in given.items() if value not in (None, [], False)}
 
 
@@ -78,7 +81,7 @@ def key_figures(merge: MergeReport, gates: Sequence[GateResult]) -> tuple[KeyFig
 
 def _layer_details(merge: MergeReport) -> tuple[str, ...]:
     if merge.layer_difference is None:
-        return (f"{merge.layers:,} layers compared",)
+        return (f"{merge.layers:,} layers compared" if merge.reference else NO_REFERENCE,)
     return ("of the output's norm", f"largest of {merge.layers:,} layers, against {merge.reference}")
 
 
@@ -86,4 +89,3 @@ def _logit_details(merge: MergeReport) -> tuple[str, ...]:
     if merge.logits is None:
         return (merge.logits_missing,)
     return ("of the largest logit", f"{merge.logits.n:,} positions, against {merge.reference}")
-

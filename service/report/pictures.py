@@ -179,7 +179,7 @@ def change_picture(kinds: Sequence[TensorKind]) -> Markup:
     parts: list[Markup] = []
     for i, kind in enumerate(shown):
         y = 36.0 * i
-        positions = sorted({round(axis.at(change), 1) for change in kind.changes})
+        positions = sorted({round(2 * axis.at(change)) / 2 for change in kind.changes})
         parts.append(text(4, y + 12, f"{_cut_front(kind.pattern)} × {len(kind.changes):,}"))
         parts.append(bar(4, y + 17, axis.end, 12, class_="track"))
         parts += [tag("circle", cx=x, cy=y + 23, r=4, class_="change") for x in positions]

@@ -10,6 +10,7 @@ from modelpress.gate_judges import NO_REFERENCE
 from modelpress.gates import decide
 from modelpress.merge_changes import read_changes
 from modelpress.policies import read_policy
+from modelpress.recipes import read_recipe
 from modelpress.reports import Input, LogitComparison, Measured, MergeReport, Report, StageRecord
 from service.requests import AdapterRequest, ConversionRequest
 from tests.evidence.samples import CONVERSION, ENVIRONMENT
@@ -137,13 +138,13 @@ def _stage(case: MergeCase) -> StageRecord:
     details = {"relative_change": changes, "tensors_added": ["lm_head.weight"], "tensors_byte_identical": 47}
     facts = {"ranks": [16], "scalings": [2.0], "linear_layers": 154}
     entries = [{"name": name, "weight": weight, **facts} for name, weight in WEIGHTS.items()]
-    arguments = {"method": case.method, "combination_type": "cat", "output_dtype": "stored", "svd_rank": None}
+    merge = read_recipe(case.recipe_yaml).stages[0]
     return StageRecord(
         method=case.method,
-        arguments=arguments,
+        arguments=merge.model_dump(mode="json"),
         version=3,
         touched=(*changes, "lm_head.weight"),
-        details={"adapters": entries, **details},
+        details={"adapters" if case.method == "merge_lora" else "models": entries, **details},
         seconds=3.1,
         peak_memory_bytes=410_000_000,
         measured_by=CONVERSION,
