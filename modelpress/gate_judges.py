@@ -33,6 +33,7 @@ SPEED_CONFIDENCE = 0.95
 """Confidence of the median speed-up's interval: the latency run measures at it, the speed gate demands it."""
 
 NO_REFERENCE = "merged checkpoints have no independent reference"
+OTHER_ARITHMETIC = "PEFT applies {} to the adapters' factors, not to their changes: there is no independent reference"
 _ONLY_MERGED = "a recipe that only merges is not evaluated on data"
 NOT_MEASURED: Mapping[str, str] = {
     "merge": "the recipe merges nothing",
@@ -132,13 +133,13 @@ def _parity(question: Question, _: Document, evaluation: EvaluationReport) -> Ga
 
 
 def _merge_difference(question: Question, _: Document, merge: MergeReport) -> GateResult:
-    left_out = len(merge.not_compared)
-    beside = f"; changed tensors not compared: {left_out:,}" if left_out else ""
     if not merge.reference:
         return unjudged(question, None, NO_REFERENCE)
     if not merge.layers:
-        return unjudged(question, None, f"no layer was compared{beside}")
-    return judge_figure(question, merge.layer_difference, f"{merge.layer}, largest of {merge.layers:,}{beside}")
+        reason = next(iter(merge.not_compared.values()), "none was changed")
+        return unjudged(question, None, f"no layer was compared: {reason}")
+    left_out = f"; not compared: {len(merge.not_compared):,}" if merge.not_compared else ""
+    return judge_figure(question, merge.layer_difference, f"{merge.layer}, largest of {merge.layers:,}{left_out}")
 
 
 def _merge_logits(question: Question, _: Document, merge: MergeReport) -> GateResult:

@@ -262,7 +262,7 @@ class MergeReport(Document):
     layer: str = ""
     """The layer that has it."""
     not_compared: dict[str, str] = Field(default_factory=dict)
-    """Changed tensors outside the comparison, and why."""
+    """Changed layers and tensors outside the comparison, and why; `*` stands for all of them."""
     logits: LogitComparison | None = None
     logits_missing: str = ""
     """Why there are no logits, where there are none."""

@@ -13,6 +13,7 @@ from modelpress.reports import Report
 from service.publication import report_json
 from service.report.schema import report_schema
 from tests.evidence import samples
+from tests.evidence.conftest import CASES
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "report.schema.json"
 
@@ -21,9 +22,9 @@ def test_the_published_schema_is_what_the_types_say():
     assert SCHEMA.read_text() == report_schema(), "run: python -m service.report.schema docs/report.schema.json"
 
 
-@pytest.mark.parametrize("name", list(samples.CASES))
+@pytest.mark.parametrize("name", list(CASES))
 def test_every_written_report_validates_and_reads_back_equal(name):
-    report = samples.sample_report(samples.CASES[name], digest_bytes(b"model"))
+    report = CASES[name].report(digest_bytes(b"model"))
     data = report_json(report)
     schema = json.loads(SCHEMA.read_text())
     jsonschema.Draft202012Validator.check_schema(schema)

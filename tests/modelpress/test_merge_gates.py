@@ -14,6 +14,7 @@ from modelpress.reports import GateResult, LogitComparison, Measured, MergeRepor
 from tests.evidence.merge_samples import CHECKPOINTS, MERGED, WITHOUT_LOGITS
 
 LORA = "{method: merge_lora}"
+TIES = "{method: merge_lora, combination_type: ties, density: 0.5}"
 MODELS = "{method: merge_models}"
 
 
@@ -63,7 +64,7 @@ def test_a_merge_only_report_is_approved_by_its_three_gates_alone():
 def test_a_sentence_names_the_layer_and_counts_what_was_not_compared():
     assert _judged("merge_difference", 0.005, MERGED.merge).sentence == (
         "Largest output difference of a merged layer is 0.00169 of the output's norm "
-        "(model.layers.3.mlp.down_proj, largest of 154; changed tensors not compared: 1), "
+        "(model.layers.3.mlp.down_proj, largest of 154; not compared: 1), "
         "at most 0.005 of the output's norm allowed: passed."
     )
     assert "not compared" not in _judged("merge_difference", 0.005, _merge(not_compared={})).sentence
@@ -85,7 +86,7 @@ def test_a_sentence_says_how_many_positions_answer_otherwise():
         (
             "merge_difference",
             _merge(layers=0, layer_difference=None, layer=""),
-            "no layer was compared; changed tensors not compared: 1",
+            "no layer was compared: the base has no such tensor",
         ),
         ("merge_logits", _merge(logits=_logits(0.0, 0.0)), "there is nothing that it could be computed from"),
     ],
@@ -148,6 +149,7 @@ def test_a_report_that_measured_nothing_is_refused():
         ),
         (_recipe(LORA), {"speed": {"min_ratio": 2}}, "can be used here: merge_difference, merge_logits, merge_change"),
         (_recipe(MODELS), {"merge_logits": {"max": 0.1}}, f"{NO_REFERENCE}; gates that can be used here: merge_change"),
+        (_recipe(TIES), {"merge_difference": {"max": 0.1}}, "PEFT applies ties to the adapters' factors"),
         (_recipe(export="onnx"), {"merge_change": {"max": 0.1}}, "the recipe merges nothing"),
         (_recipe(MODELS, export="onnx"), {"merge_difference": {"max": 0.1}}, NO_REFERENCE),
     ],

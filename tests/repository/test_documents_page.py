@@ -9,7 +9,20 @@ import pytest
 
 from modelpress.documents import Document
 from modelpress.evaluations import Evaluation, Latency, read_evaluation
-from modelpress.policies import AccuracyDrop, Flips, Gates, KlMean, KlP99, Parity, Size, Speed, read_policy
+from modelpress.policies import (
+    AccuracyDrop,
+    Flips,
+    Gates,
+    KlMean,
+    KlP99,
+    MergeChange,
+    MergeDifference,
+    MergeLogits,
+    Parity,
+    Size,
+    Speed,
+    read_policy,
+)
 from modelpress.recipes import Export, MergeLora, Prune, Quantize, Recover, TrainingArguments, read_recipe
 
 PAGE = (Path(__file__).parents[2] / "docs" / "documents.md").read_text()
@@ -25,6 +38,9 @@ GATES: dict[str, type[Document]] = {
     "size": Size,
     "speed": Speed,
     "parity": Parity,
+    "merge_difference": MergeDifference,
+    "merge_logits": MergeLogits,
+    "merge_change": MergeChange,
 }
 
 
