@@ -1,26 +1,28 @@
-"""PEFT's adapter_config.json, read strictly: a setting that the merge does not carry out is refused by name."""
+"""PEFT's adapter_config.json, read strictly: a setting that the merge does not carry out is refused by name.
+
+Free of torch and PEFT: intake reads a configuration with the same code as the merge.
+"""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
-from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ConfigDict, Field
 
+from compressors.target_modules import Names, Targeting, matching_key
 from modelpress.documents import Document, read_value
 from modelpress.errors import InvalidModel
 
 FILE = "adapter_config.json"
-Names = tuple[str, ...] | str | None
 
 WITHOUT_EFFECT = (
     "auto_mapping",
     "base_model_name_or_path",
+    "ensure_weight_tying",
+    "fan_in_fan_out",
     "inference_mode",
     "lora_dropout",
     "megatron_core",
@@ -29,25 +31,45 @@ WITHOUT_EFFECT = (
     "revision",
     "runtime_config",
 )
-"""Settings that change nothing in what a trained adapter computes."""
-HEADS = {None: (), "SEQ_CLS": ("classifier", "score")}
+"""Settings that change nothing in what a trained adapter's tensors mean. `fan_in_fan_out` says how a weight is stored,
+and the base itself is asked for that; what is tied is told by the tensors."""
+HEADS: Mapping[str | None, tuple[str, ...]] = {
+    **dict.fromkeys(("SEQ_CLS", "TOKEN_CLS"), ("classifier", "score")),
+    "QUESTION_ANS": ("qa_outputs",),
+    **dict.fromkeys((None, "CAUSAL_LM", "SEQ_2_SEQ_LM", "FEATURE_EXTRACTION"), ()),
+}
 """PEFT's task types, and the modules that PEFT trains and saves whole for each, whatever modules_to_save says."""
-_WRAPPERS = re.compile(r"\.(base_layer|modules_to_save(\.default)?)(?=\.)")
-_UNUSED_COPY = re.compile(r".+\.original_module\.(.+\.)?bias")
-"""With bias 'all' PEFT also writes the untrained biases of modules_to_save, which it never reads."""
 HARMLESS_INITS = (True, False, "gaussian", "eva", "orthogonal")
 """Ways to initialise that leave the base model's weights alone; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA do not."""
+_WRAPPERS = re.compile(r"\.(modules_to_save(\.default)?)(?=\.)")
+_UNUSED_COPY = re.compile(r".+\.original_module\.(.+\.)?bias")
+"""With bias 'all' PEFT also writes the untrained biases of modules_to_save, which it never reads."""
 
 
-class LoraSettings(Document):
-    """What decides a LoRA adapter's delta, under PEFT's own names."""
+class SavedModules(Document):
+    """What every kind of adapter may have beside its own tensors: modules that were trained and saved whole."""
 
     model_config = ConfigDict(protected_namespaces=())
+
+    modules_to_save: tuple[str, ...] | None = None
+    task_type: str | None = None
+
+    def saves(self, tensor: str) -> bool:
+        """Whether the base tensor belongs to a module that was trained and saved whole: PEFT compares names' ends."""
+        saved = (*(self.modules_to_save or ()), *HEADS[self.task_type])
+        parents = [tensor[: match.start()] for match in re.finditer(r"\.", tensor)]
+        return any(parent.endswith(name) for parent in parents for name in saved)
+
+
+class LoraSettings(SavedModules):
+    """What decides a LoRA adapter's change, under PEFT's own names."""
 
     r: int = Field(default=8, ge=1, le=65_536)
     lora_alpha: float = 8
     use_rslora: bool = False
     """Scale by alpha / sqrt(r) (Kalajdzievski 2023) instead of alpha / r (Hu et al. 2021)."""
+    use_dora: bool = False
+    """Weight-decomposed (Liu et al. 2024): every module has a magnitude beside its A and B."""
     rank_pattern: dict[str, int] = Field(default_factory=dict)
     alpha_pattern: dict[str, float] = Field(default_factory=dict)
     bias: str = Field(default="none", pattern="^(none|all|lora_only)$")
@@ -55,47 +77,65 @@ class LoraSettings(Document):
     lora_bias: bool = False
     """Whether lora_B has a bias of its own."""
     target_modules: Names = None
+    target_parameters: tuple[str, ...] | None = None
     exclude_modules: Names = None
     layers_to_transform: tuple[int, ...] | int | None = None
     layers_pattern: Names = None
-    modules_to_save: tuple[str, ...] | None = None
-    task_type: str | None = None
+    trainable_token_indices: tuple[int, ...] | dict[str, tuple[int, ...]] | None = None
+    """Rows of the embedding that were trained, or of several by their modules' names."""
 
-    def rank_of(self, module: str) -> int:
-        return self.rank_pattern.get(_matching_key(self.rank_pattern, module), self.r)
+    @property
+    def peft_type(self) -> str:
+        return "LORA"
 
-    def scaling_of(self, module: str) -> float:
+    @property
+    def targeting(self) -> Targeting:
+        """Which modules PEFT puts the adapter on."""
+        fields = Targeting.model_fields.keys()
+        return Targeting.model_validate({name: getattr(self, name) for name in fields})
+
+    def rank_of(self, target: str) -> int:
+        """Of a module, or of a parameter of target_parameters."""
+        return self.rank_pattern.get(matching_key(self.rank_pattern, target), self.r)
+
+    def scaling_of(self, target: str) -> float:
         """The factor on B @ A."""
-        alpha, rank = (
-            self.alpha_pattern.get(_matching_key(self.alpha_pattern, module), self.lora_alpha),
-            self.rank_of(module),
-        )
+        alpha = self.alpha_pattern.get(matching_key(self.alpha_pattern, target), self.lora_alpha)
+        rank = self.rank_of(target)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
-    @cached_property
-    def peft_config(self) -> Any:
-        """The same settings as PEFT's own LoraConfig."""
-        from peft import LoraConfig
-
-        fields = self.model_dump(mode="python", exclude_none=True)
-        lists = {name: list(value) for name, value in fields.items() if isinstance(value, tuple)}
-        return LoraConfig(**{**fields, **lists}, inference_mode=True)
-
-    def targets(self, module: str) -> bool:
-        """Whether PEFT puts an adapter on this module of the base model, if it is a linear layer."""
-        from peft.tuners.tuners_utils import check_target_module_exists
-
-        return bool(check_target_module_exists(self.peft_config, module))
-
-    def saves(self, tensor: str) -> bool:
-        """Whether the base tensor belongs to a module that was trained and saved whole."""
-        saved = (*(self.modules_to_save or ()), *HEADS[self.task_type])
-        parents = [tensor[: match.start()] for match in re.finditer(r"\.", tensor)]
-        return any(p == name or p.endswith(f".{name}") for p in parents for name in saved)
+    def tokens_of(self, module: str) -> tuple[int, ...] | None:
+        """The rows that were trained of this embedding; None where it has none."""
+        if not isinstance(self.trainable_token_indices, dict):
+            return self.trainable_token_indices
+        named = self.trainable_token_indices.items()
+        return next((rows for name, rows in named if module == name or module.endswith(f".{name}")), None)
 
 
-def stands_for(name: str, *, trained_biases: bool) -> str | None:
-    """The tensor that PEFT saved as `name` (without `base_model.model.`), without PEFT's wrapper names.
+class OtherSettings(SavedModules):
+    """An adapter of another kind, which PEFT itself merges: `config` is its adapter_config.json."""
+
+    peft_type: str
+    config: dict[str, Any]
+
+
+AdapterSettings = LoraSettings | OtherSettings
+SettingsT = TypeVar("SettingsT", bound=SavedModules)
+
+
+def read_adapter_settings(config: Mapping[str, Any]) -> AdapterSettings:
+    """The settings of a parsed adapter_config.json; InvalidModel names the setting at fault and its value."""
+    kind = config.get("peft_type")
+    if not isinstance(kind, str):
+        raise _refused("peft_type", kind, "save the adapter with PEFT's save_pretrained")
+    if kind == "LORA":
+        return _lora_settings(config)
+    shared = {name: config[name] for name in ("modules_to_save", "task_type") if config.get(name) is not None}
+    return _checked(read_value(OtherSettings, {**shared, "peft_type": kind, "config": dict(config)}, InvalidModel))
+
+
+def plain_name(name: str, *, trained_biases: bool) -> str | None:
+    """The tensor that PEFT saved as `name` (without its prefix), without the name of PEFT's wrapper for saved modules.
 
     None for a copy that PEFT never reads; there are such where every bias was trained (`bias` 'all').
     """
@@ -104,36 +144,34 @@ def stands_for(name: str, *, trained_biases: bool) -> str | None:
     return _WRAPPERS.sub("", name)
 
 
-def read_lora_settings(folder: Path, *, adapter: str) -> LoraSettings:
-    """Read and check an adapter's configuration; InvalidModel names the setting at fault and its value."""
-    config = _read_json(folder / FILE, adapter)
-    try:
-        return lora_settings(config)
-    except InvalidModel as fault:
-        raise InvalidModel(f"adapter {adapter!r}: {fault.message}", field=fault.field) from None
-
-
-def lora_settings(config: Mapping[str, Any]) -> LoraSettings:
-    """The settings of a parsed adapter_config.json, without torch or PEFT; InvalidModel as above."""
-    if config.get("peft_type") != "LORA":
-        raise _refused("peft_type", config.get("peft_type"), "only 'LORA' can be merged")
+def _lora_settings(config: Mapping[str, Any]) -> LoraSettings:
     if config.get("init_lora_weights", True) not in HARMLESS_INITS:
-        cure = "this initialisation changes the base model too: save the adapter converted to plain LoRA"
+        cure = (
+            "this initialisation changes the base model too: save the adapter converted to plain LoRA "
+            "(PEFT's save_pretrained with path_initial_model_for_weight_conversion), or merge it with PEFT"
+        )
         raise _refused("init_lora_weights", config["init_lora_weights"], cure)
     understood = LoraSettings.model_fields.keys()
     for name, value in config.items():
         known = name in understood or name in WITHOUT_EFFECT or name in ("peft_type", "init_lora_weights")
-        if value and not known:
+        if value and not known and not _is_unused(name, config):
             raise _refused(name, value, "this setting is not supported: merge it with PEFT first")
     settings = {name: config[name] for name in understood if config.get(name) is not None}
-    return _checked(read_value(LoraSettings, settings, InvalidModel))
+    return _checked_lora(read_value(LoraSettings, settings, InvalidModel))
 
 
-def _checked(settings: LoraSettings) -> LoraSettings:
-    if not settings.target_modules:
+def _is_unused(name: str, config: Mapping[str, Any]) -> bool:
+    """Settings of an initialisation that the adapter has behind it, or has not used."""
+    return name.removesuffix("_config") in ("eva", "loftq", "corda", "lora_ga") and (
+        config.get("init_lora_weights") in HARMLESS_INITS
+    )
+
+
+def _checked_lora(settings: LoraSettings) -> LoraSettings:
+    if not (settings.target_modules or settings.target_parameters):
         raise _refused("target_modules", settings.target_modules, "name the modules that the adapter is on")
-    if settings.task_type not in HEADS:
-        raise _refused("task_type", settings.task_type, "the base is for text classification, SEQ_CLS")
+    if settings.target_modules == "all-linear":
+        raise _refused("target_modules", "all-linear", "save the adapter with PEFT, which writes the modules' names")
     for pattern in (*settings.rank_pattern, *settings.alpha_pattern):
         try:
             re.compile(pattern)
@@ -141,24 +179,14 @@ def _checked(settings: LoraSettings) -> LoraSettings:
             raise _refused("rank_pattern or alpha_pattern", pattern, "not a regular expression") from None
     if any(rank < 1 for rank in settings.rank_pattern.values()):
         raise _refused("rank_pattern", settings.rank_pattern, "ranks are at least 1")
+    return _checked(settings)
+
+
+def _checked(settings: SettingsT) -> SettingsT:
+    if settings.task_type not in HEADS:
+        known = ", ".join(sorted(filter(None, HEADS)))
+        raise _refused("task_type", settings.task_type, f"not known; known: {known}")
     return settings
-
-
-def _matching_key(patterns: Mapping[str, Any], module: str) -> str:
-    """The first pattern that matches the end of the module's name, as PEFT looks it up."""
-    return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), module)
-
-
-def _read_json(file: Path, adapter: str) -> dict[str, Any]:
-    if not file.is_file():
-        raise InvalidModel(f"adapter {adapter!r} has no {FILE}: save it with PEFT's save_pretrained", field=FILE)
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        raise InvalidModel(f"{FILE} of adapter {adapter!r} is not valid JSON", field=FILE) from None
-    if not isinstance(config, dict):
-        raise InvalidModel(f"{FILE} of adapter {adapter!r} is not a JSON object", field=FILE)
-    return config
 
 
 def _refused(name: str, value: Any, cure: str) -> InvalidModel:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from compressors import export_onnx, merge_lora, prune, quantize, recover
-from compressors.stages import Job, Monitor
+from compressors import export_onnx, merge_lora, merge_models, prune, quantize, recover
+from compressors.stages import Job, Monitor, StreamJob
 from modelpress.reports import StageRecord
 
 
@@ -17,10 +17,21 @@ class Compressor(NamedTuple):
     version: int
 
 
+class StreamingCompressor(NamedTuple):
+    """A compressor that reads and writes the content store itself."""
+
+    run: Callable[[Any, StreamJob, Monitor], StageRecord]
+    version: int
+
+
 COMPRESSORS: Mapping[str, Compressor] = {
-    "merge_lora": Compressor(merge_lora.run, merge_lora.VERSION),
     "prune": Compressor(prune.run, prune.VERSION),
     "recover": Compressor(recover.run, recover.VERSION),
     "quantize": Compressor(quantize.run, quantize.VERSION),
     "export": Compressor(export_onnx.run, export_onnx.VERSION),
+}
+
+STREAMING: Mapping[str, StreamingCompressor] = {
+    "merge_lora": StreamingCompressor(merge_lora.run, merge_lora.VERSION),
+    "merge_models": StreamingCompressor(merge_models.run, merge_models.VERSION),
 }

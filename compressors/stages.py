@@ -4,6 +4,9 @@ A compressor is one function, `run(arguments, job, monitor) -> StageRecord`, and
 cache key holds. It reads `job.model`, writes the complete new model folder (weights, config, tokenizer, every
 companion file) to the empty `job.output`, and leaves everything else alone. Equal inputs, seed, device kind and
 thread count give equal bytes.
+
+A stage that is only arithmetic on files gets a `StreamJob` instead: it reads its inputs where they are stored and
+writes its output where it will be stored, file by file, without a copy of the model on the way.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from modelpress.datasets import LabelledTexts
+from modelpress.stored_folders import Sink, Source
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,28 @@ class Job:
     evidence: Path | None = None
     """An empty folder for what proves the stage but does not ship, e.g. the export's parity reference."""
     data: Data | None = None
+
+
+@dataclass(frozen=True)
+class NamedSource:
+    """An adapter or a model that is merged: its name in the request and its weight."""
+
+    name: str
+    source: Source
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class StreamJob:
+    """One streaming stage's inputs and output. `threads` compute; reading and writing have their own."""
+
+    base: Source
+    sink: Sink
+    seed: int
+    merged: tuple[NamedSource, ...] = ()
+    """The adapters or models of the stage, in its order."""
+    device: str = "cpu"
+    threads: int = 1
 
 
 @dataclass(frozen=True)

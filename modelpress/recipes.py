@@ -38,17 +38,86 @@ def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-class MergeLora(Document):
-    """Fold LoRA adapters into the base model: FP32 arithmetic, one rounding to the stored dtype."""
+class Merge(Document):
+    """What every merge shares: FP32 arithmetic on files, one rounding at the end, no model in memory."""
+
+    density: float | None = Field(default=None, gt=0, le=1)
+    """Share of each task vector's values that TIES and DARE keep, in (0, 1]; needed by them, refused elsewhere."""
+    majority_sign_method: Literal["total", "frequency"] = "total"
+    """How TIES elects a sign: by the sum of the values, or by the number of models."""
+    output_dtype: Literal["stored", "float32", "bfloat16", "float16"] = "stored"
+    """dtype of the tensors that the merge changes; `stored`: each keeps its own."""
+
+    def _check_density(self, method: str) -> None:
+        needed = method in NEEDS_DENSITY
+        if needed and self.density is None:
+            raise ValueError(f"density is needed by {method!r}: the share of values to keep, e.g. 0.5")
+        if not needed and self.density is not None:
+            raise ValueError(f"density is used by {', '.join(NEEDS_DENSITY)} only: leave it out for {method!r}")
+
+
+class MergeLora(Merge):
+    """Fold adapters into the base model. `combination_type` has PEFT's names; it says how several become one change.
+
+    cat            the weighted sum of their changes, exactly
+    linear         PEFT's: factors are summed before they are multiplied, so equal ranks are needed
+    svd            the weighted sum, cut to `svd_rank` by a singular value decomposition
+    ties           Yadav et al. 2023, on the changes themselves
+    dare_linear    Yu et al. 2023, on the changes themselves: seeded random drop and rescale, then the weighted sum
+    dare_ties      the same drop, then TIES' sign election
+    """
 
     method: Literal["merge_lora"] = "merge_lora"
     adapters: tuple[str, ...] = ()
     """Names of the request's adapters to merge, in order. Empty: all of them."""
+    combination_type: Literal["cat", "linear", "svd", "ties", "dare_linear", "dare_ties"] = "cat"
+    svd_rank: int | None = Field(default=None, ge=1, le=65_536)
+    """Rank that `svd` keeps; needed by it, refused elsewhere."""
+    labels: tuple[str, ...] = ()
+    """Class names of a trained classification head that the adapter brings and the base does not have."""
+    dequantize_base: bool = False
+    """Merge into the dequantized weights of a quantized base; the output is not quantized."""
 
-    @field_validator("adapters")
+    @field_validator("adapters", "labels")
     @classmethod
-    def _names_each_once(cls, adapters: tuple[str, ...]) -> tuple[str, ...]:
-        return _each_once(adapters)
+    def _names_each_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return _each_once(names)
+
+    @model_validator(mode="after")
+    def _settings_are_used(self) -> MergeLora:
+        self._check_density(self.combination_type)
+        if (self.combination_type == "svd") != (self.svd_rank is not None):
+            raise ValueError("svd_rank belongs to combination_type 'svd': give both, or neither")
+        return self
+
+
+class MergeModels(Merge):
+    """Merge whole checkpoints of one architecture into the base; task vectors are model minus base.
+
+    linear         base + weighted sum of task vectors: for weights that sum to 1 their weighted average
+    slerp          Shoemake 1985, tensor by tensor, between the base and one model; its weight is the way, 0 to 1
+    ties           Yadav et al. 2023
+    dare_linear    Yu et al. 2023, with the weighted sum
+    dare_ties      Yu et al. 2023, with TIES' sign election
+    """
+
+    method: Literal["merge_models"] = "merge_models"
+    models: tuple[str, ...] = ()
+    """Names of the request's models to merge, in order. Empty: all of them."""
+    merge_method: Literal["linear", "slerp", "ties", "dare_linear", "dare_ties"] = "linear"
+
+    @field_validator("models")
+    @classmethod
+    def _names_each_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return _each_once(names)
+
+    @model_validator(mode="after")
+    def _settings_are_used(self) -> MergeModels:
+        self._check_density(self.merge_method)
+        return self
+
+
+NEEDS_DENSITY = ("ties", "dare_linear", "dare_ties")
 
 
 class Prune(Document):
@@ -149,13 +218,15 @@ class Export(Document):
     """Write the model in its target format."""
 
     method: Literal["export"] = "export"
-    format: Literal["onnx"] = "onnx"
+    format: Literal["onnx", "safetensors"] = "onnx"
+    """`safetensors`: the merged model's own files, for recipes that only merge; nothing is measured in a runtime."""
     opset: int = Field(default=20, ge=18, le=21)
     """ONNX operator set; from 20 on GELU is one operator, which ONNX Runtime runs faster."""
 
 
-Stage = Annotated[MergeLora | Prune | Recover | Quantize | Export, Field(discriminator="method")]
+Stage = Annotated[MergeLora | MergeModels | Prune | Recover | Quantize | Export, Field(discriminator="method")]
 
+MERGES = ("merge_lora", "merge_models")
 NEEDS_TRAINING_DATA = ("recover", "quantize")
 
 
@@ -166,21 +237,43 @@ class Recipe(Document):
 
     @model_validator(mode="after")
     def _is_possible(self) -> Recipe:
-        methods = [stage.method for stage in self.stages]
+        methods: list[str] = [stage.method for stage in self.stages]
         if methods[-1] != "export" or methods.count("export") != 1:
             raise ValueError("the last stage must be 'export', and only the last: end the list with `- method: export`")
-        for method in ("merge_lora", "quantize"):
+        for method in (*MERGES, "quantize"):
             if methods.count(method) > 1:
                 raise ValueError(f"{method!r} stands {methods.count(method)} times: at most once is possible")
-        if "merge_lora" in methods and methods[0] != "merge_lora":
+        merges = [method for method in methods if method in MERGES]
+        if len(merges) > 1:
             raise ValueError(
-                "'merge_lora' must be the first stage: an adapter fits only the model that it was trained on"
+                "'merge_lora' and 'merge_models' exclude each other: merge one kind, then the other's result"
             )
+        if merges and methods[0] not in MERGES:
+            raise ValueError(
+                f"{merges[0]!r} must be the first stage: what it merges fits only the model that it was trained on"
+            )
+        if self.is_merge_only and len(methods) != len(merges) + 1:
+            raise ValueError(
+                "export's format 'safetensors' is for recipes that only merge: what other stages cost is measured in "
+                "the target format's runtime, so export 'onnx'"
+            )
+        if self.is_merge_only and not merges:
+            raise ValueError("nothing is changed: put `- method: merge_lora` before the export")
         if "quantize" in methods and methods.index("quantize") != len(methods) - 2:
             raise ValueError("'quantize' must stand right before 'export': what is quantized is what ships")
         if "recover" in methods and "prune" not in methods[: methods.index("recover")]:
             raise ValueError("'recover' needs a 'prune' stage before it: there is nothing to recover from")
         return self
+
+    @property
+    def merge(self) -> MergeLora | MergeModels | None:
+        """The stage that merges, if there is one."""
+        return next((stage for stage in self.stages if isinstance(stage, MergeLora | MergeModels)), None)
+
+    @property
+    def is_merge_only(self) -> bool:
+        """Whether the merged safetensors themselves ship: no dataset is read, no runtime measured."""
+        return any(isinstance(stage, Export) and stage.format == "safetensors" for stage in self.stages)
 
     @property
     def needs_training_data(self) -> tuple[str, ...]:

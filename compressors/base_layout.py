@@ -1,0 +1,158 @@
+"""Where a base model keeps what an adapter names: layouts, fused experts, tied tensors. No model is made for it.
+
+Adapters use the names of the loaded model. Most are those of the files; fused experts may be stored one by one, and a
+head that is tied to the embeddings is not stored at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from compressors.weight_files import StoredTensor, WeightFiles
+from modelpress.errors import InvalidModel
+
+CONV1D_MODULES: Mapping[str, frozenset[str]] = dict.fromkeys(
+    ("gpt2", "decision_transformer", "imagegpt", "openai-gpt", "clvp", "clvp_decoder"),
+    frozenset({"c_attn", "c_proj", "c_fc", "q_attn"}),
+)
+"""model_type -> last names of the modules that are transformers' Conv1D: their weights are stored as [in, out]."""
+TRANSPOSED_EXPERTS = frozenset({"gpt_oss", "openai_privacy_filter", "aria", "aria_text"})
+"""Model types whose fused experts are [experts, in, out]."""
+STORED_EXPERTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "mlp.experts.gate_up_proj": (
+        ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
+        ("block_sparse_moe.experts.{}.w1.weight", "block_sparse_moe.experts.{}.w3.weight"),
+    ),
+    "mlp.experts.down_proj": (("mlp.experts.{}.down_proj.weight",), ("block_sparse_moe.experts.{}.w2.weight",)),
+}
+"""End of a fused parameter's name -> how checkpoints store it: expert by expert, the parts one below the other."""
+RENAMED = ((".mlp.", ".block_sparse_moe."),)
+"""(part of a name in the loaded model, what it is in files of some model types)."""
+SINGLE_EXPERT = re.compile(r"\.experts\.\d+\.")
+
+
+@dataclass(frozen=True)
+class Fused:
+    """One parameter that the files hold in parts: `parts[expert]` are the stored tensors that it is stacked from."""
+
+    parts: tuple[tuple[StoredTensor, ...], ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As in the loaded model: [experts, rows of all parts, columns]."""
+        return (len(self.parts), sum(part.shape[0] for part in self.parts[0]), self.parts[0][0].shape[1])
+
+
+@dataclass(frozen=True)
+class BaseLayout:
+    """The base's config and stored tensors, asked by the names of the loaded model."""
+
+    config: Mapping[str, Any]
+    files: WeightFiles
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """By their names in the files."""
+        return self.files.tensors
+
+    def find(self, name: str) -> StoredTensor | None:
+        """The stored tensor of that parameter: its own, or the one that it is tied to."""
+        for here, stored in (("", ""), *RENAMED):
+            found = self.tensors.get(name.replace(here, stored) if here else name)
+            if found is not None:
+                return found
+        return self.tensors.get(self.tied.get(name, "")) if is_outside_layers(name) else None
+
+    def find_fused(self, name: str) -> Fused | None:
+        """The parts of a fused parameter that is stored expert by expert."""
+        for end, layouts in STORED_EXPERTS.items():
+            if name.endswith(end):
+                prefix = name.removesuffix(end)
+                found = (self._parts(tuple(prefix + part for part in layout)) for layout in layouts)
+                return next((Fused(parts) for parts in found if parts), None)
+        return None
+
+    def is_conv1d(self, module: str) -> bool:
+        """Whether the module's weight is stored as [in, out]."""
+        return module.rpartition(".")[2] in CONV1D_MODULES.get(self.model_type, frozenset())
+
+    @property
+    def model_type(self) -> str:
+        return str(self.config.get("model_type"))
+
+    @property
+    def has_transposed_experts(self) -> bool:
+        return self.model_type in TRANSPOSED_EXPERTS
+
+    @cached_property
+    def vocabulary(self) -> int | None:
+        """Tokens, as the config says."""
+        size = self.config.get("vocab_size", (self.config.get("text_config") or {}).get("vocab_size"))
+        return size if type(size) is int else None
+
+    @cached_property
+    def may_be_tied(self) -> Mapping[str, str]:
+        """Parameters that the model's class can tie, and what to: e.g. lm_head.weight to the embeddings."""
+        names = getattr(self.model_class, "_tied_weights_keys", None)
+        return dict(names) if isinstance(names, dict) else {}
+
+    @cached_property
+    def tied(self) -> Mapping[str, str]:
+        """Of those, the ones that are tied in this model: moving one in place would move the other."""
+        return self.may_be_tied if self.ties_embeddings else {}
+
+    @cached_property
+    def ties_embeddings(self) -> bool:
+        said = self.config.get("tie_word_embeddings")
+        if said is None and self.model_class is not None:
+            said = getattr(self.model_class.config_class(), "tie_word_embeddings", False)
+        return bool(said)
+
+    @cached_property
+    def model_class(self) -> Any:
+        """transformers' class of the model, None where it has none of that name for this type. Nothing is made of it."""
+        from transformers.models.auto import modeling_auto
+
+        names = self.config.get("architectures") or [None]
+        known = {
+            name
+            for table, entries in vars(modeling_auto).items()
+            if table.endswith("_MAPPING_NAMES")
+            for name in _as_tuple(entries.get(self.model_type))
+        }
+        return _transformers_class(names[0]) if names[0] in known else None
+
+    @cached_property
+    def classifier_class(self) -> Any:
+        """The class of the same type that classifies whole sequences; InvalidModel where there is none."""
+        from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as KNOWN
+
+        name = KNOWN.get(self.model_type)
+        if name is None:
+            raise InvalidModel(f"model_type {self.model_type!r} has no class for sequence classification: use its base")
+        return _transformers_class(name)
+
+    def _parts(self, patterns: tuple[str, ...]) -> tuple[tuple[StoredTensor, ...], ...]:
+        experts: list[tuple[StoredTensor, ...]] = []
+        while all(pattern.format(len(experts)) in self.tensors for pattern in patterns):
+            experts.append(tuple(self.tensors[pattern.format(len(experts))] for pattern in patterns))
+        return tuple(experts)
+
+
+def is_outside_layers(name: str) -> bool:
+    """Whether a parameter belongs to no numbered layer, as heads and embeddings do: only such are ever tied."""
+    return not any(part.isdecimal() for part in name.split("."))
+
+
+def _as_tuple(names: Any) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names or ())
+
+
+def _transformers_class(name: str) -> Any:
+    import transformers
+
+    return getattr(transformers, name)
