@@ -1,0 +1,136 @@
+"""Proof of a merge: the merged folder as it is stored, against base plus adapters run by PEFT, unmerged.
+
+    check_merge(models, adapters, arguments=stage, setting=setting)["layer_difference"]
+
+PEFT and transformers decide which module is what; nothing is shared with what made the merge. Layer by layer for a
+model of any size, and the whole model's logits where the memory limit allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import peft
+
+from evaluators.architectures import NotComparable, StoredParameters, empty_model, match_vocabulary
+from evaluators.layer_comparison import CheckSetting, LayerComparison, LayerDifferences
+from evaluators.logit_comparison import check_memory, combine_all, compare_logits, load, token_rows
+from evaluators.peft_adapters import (
+    CANNOT,
+    Adapter,
+    CheckedAdapter,
+    attach,
+    attach_empty,
+    one_line,
+    read_adapters,
+)
+from evaluators.stored_weights import StoredWeights
+from modelpress.recipes import MergeLora
+from modelpress.reports import LogitComparison
+from modelpress.stored_folders import Source
+
+__all__ = ["VERSION", "CheckSetting", "CheckedAdapter", "MergedModels", "StoredModel", "check_merge"]
+
+VERSION = 1
+NO_REFERENCE = ("ties", "dare_linear", "dare_ties")
+OF_THE_HEAD = ("architectures", "id2label", "label2id", "num_labels")
+"""Fields of the merged config that hold also for the reference: an adapter may bring a head that the base lacks."""
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model folder in the content store; `fetch` makes a verified local copy of it."""
+
+    source: Source
+    fetch: Callable[[], Path]
+
+
+@dataclass(frozen=True)
+class MergedModels:
+    base: StoredModel
+    merged: StoredModel
+
+
+def check_merge(
+    models: MergedModels, adapters: Sequence[CheckedAdapter], *, arguments: MergeLora, setting: CheckSetting
+) -> dict[str, Any]:
+    """MergeReport's fields from `reference` to `logits_missing`, as JSON; equal for equal inputs and seed.
+
+    What cannot be compared is named with its reason. Raises InvalidModel for a merged model that cannot be of this
+    base: a tensor of another shape, or outputs that are no numbers.
+    """
+    base, merged = StoredWeights.open(models.base.source), StoredWeights.open(models.merged.source)
+    logits, missing = None, ""
+    try:
+        check = _Check(models, base, merged, adapters, arguments, setting)
+        check.refuse_without_reference()
+        layers = check.layers()
+    except (NotComparable, *CANNOT) as reason:
+        layers, missing = LayerDifferences(not_compared={"*": one_line(reason)}), one_line(reason)
+    else:
+        try:
+            logits = check.logits()
+        except (NotComparable, *CANNOT) as reason:
+            missing = one_line(reason)
+    worst = max(layers.found, key=layers.found.__getitem__, default="")
+    return {
+        "reference": f"peft {peft.__version__}",
+        "layers": len(layers.found),
+        "layer_difference": layers.found.get(worst),
+        "layer": worst,
+        "not_compared": layers.not_compared,
+        "logits": logits and logits.model_dump(mode="json"),
+        "logits_missing": missing,
+    }
+
+
+@dataclass(frozen=True)
+class _Check:
+    models: MergedModels
+    base: StoredWeights
+    merged: StoredWeights
+    adapters: Sequence[CheckedAdapter]
+    arguments: MergeLora
+    setting: CheckSetting
+
+    def refuse_without_reference(self) -> None:
+        if self.arguments.combination_type in NO_REFERENCE:
+            raise NotComparable(
+                f"PEFT applies {self.arguments.combination_type} to the adapters' factors, not to the changes that "
+                "they make: there is no independent reference"
+            )
+        if self.base.config.get("quantization_config"):
+            raise NotComparable("the base is quantized: its dequantized weights are no reference")
+
+    def layers(self) -> LayerDifferences:
+        model, target = empty_model(self._reference_config), empty_model(self.merged.config)
+        match_vocabulary(model, target)
+        base, merged = StoredParameters.of(self.base, model), StoredParameters.of(self.merged, target)
+        adapters = read_adapters(self.adapters)
+        reference = attach_empty(model, adapters)
+        return LayerComparison(base, merged, reference, adapters, self.arguments, self.setting).run()
+
+    def logits(self) -> LogitComparison:
+        check_memory(max(self.base.parameters, self.merged.parameters), limit_bytes=self.setting.memory_limit_bytes)
+        rows = token_rows(empty_model(self.merged.config), seed=self.setting.seed)
+        return compare_logits(
+            partial(self._run_by_peft, read_adapters(self.adapters)),
+            lambda: load(self.models.merged.fetch(), config=self.merged.config, device=self.setting.device),
+            rows,
+        )
+
+    def _run_by_peft(self, adapters: Sequence[Adapter]) -> Any:
+        model = load(self.models.base.fetch(), config=self._reference_config, device=self.setting.device)
+        match_vocabulary(model, empty_model(self.merged.config))
+        attached = attach(model, adapters, low_cpu_mem_usage=False)
+        combine_all(attached, adapters, self.arguments)
+        return attached
+
+    @property
+    def _reference_config(self) -> Mapping[str, Any]:
+        head = {name: self.merged.config[name] for name in OF_THE_HEAD if name in self.merged.config}
+        return {**self.base.config, **head}

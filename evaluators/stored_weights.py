@@ -1,0 +1,120 @@
+"""A model folder's tensors, read one at a time by their ranges in the stored files.
+
+The digests of the files are not looked at here: who stored them hashed them, and a local copy is verified when it is
+made.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modelpress.errors import InvalidModel
+from modelpress.safetensors_header import read_header
+from modelpress.stored_folders import Source
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor lies: `offset` counts from the start of the file `path`."""
+
+    path: str
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class StoredWeights:
+    """The config and the tensors of `model.safetensors`, or of the shards that its index names."""
+
+    source: Source
+    config: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]
+
+    @classmethod
+    def open(cls, source: Source) -> StoredWeights:
+        """Read the headers only. InvalidModel where a file is missing or no safetensors file."""
+        tensors = {name: tensor for path in _weight_files(source) for name, tensor in _tensors_of(source, path).items()}
+        return cls(source, _read_json(source, "config.json"), tensors)
+
+    @property
+    def parameters(self) -> int:
+        return sum(tensor.elements for tensor in self.tensors.values())
+
+    def load(self, name: str) -> Tensor:
+        """The tensor in its stored dtype, on the CPU."""
+        tensor = self.tensors[name]
+        if not tensor.elements:
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
+        buffer = bytearray(tensor.elements * tensor.dtype.itemsize)
+        self.source.read_into(tensor.path, tensor.offset, memoryview(buffer))
+        return torch.frombuffer(buffer, dtype=tensor.dtype).view(tensor.shape)
+
+
+def _weight_files(source: Source) -> list[str]:
+    if "model.safetensors.index.json" not in source.files:
+        return ["model.safetensors"]
+    return sorted(set(_read_json(source, "model.safetensors.index.json")["weight_map"].values()))
+
+
+def _tensors_of(source: Source, path: str) -> dict[str, StoredTensor]:
+    size = _size(source, path)
+
+    def read(offset: int, length: int) -> bytes:
+        return _read(source, path, offset=offset, length=max(0, min(length, size - offset)))
+
+    header = read_header(read, size_bytes=size, name=path)
+    unknown = next((entry for entry in header.tensors if entry.dtype not in DTYPES), None)
+    if unknown:
+        raise InvalidModel(
+            f"{path} holds {unknown.name!r} as {unknown.dtype}, which cannot be computed with: "
+            f"save it as one of {', '.join(DTYPES)}",
+            field=unknown.name,
+        )
+    return {
+        entry.name: StoredTensor(path, header.data_start + entry.begin, DTYPES[entry.dtype], entry.shape)
+        for entry in header.tensors
+    }
+
+
+def _read_json(source: Source, path: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(_read(source, path, offset=0, length=_size(source, path)))
+    return content
+
+
+def _read(source: Source, path: str, *, offset: int, length: int) -> bytes:
+    buffer = bytearray(length)
+    source.read_into(path, offset, memoryview(buffer))
+    return bytes(buffer)
+
+
+def _size(source: Source, path: str) -> int:
+    if path not in source.files:
+        raise InvalidModel(f"the model folder has no {path}: save the model with save_pretrained", field=path)
+    return source.files[path].size_bytes
