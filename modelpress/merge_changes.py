@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import Field
@@ -14,31 +14,31 @@ from modelpress.reports import Report
 
 
 class Changes(Document):
-    """The facts of a merge stage's `details` that a MergeReport repeats, under the stage's own names."""
+    """The facts of a merge stage's record that a MergeReport repeats, under the record's own names."""
 
-    relative_change: dict[str, float | None]
-    """|W' - W| / |W| (Frobenius) of every tensor whose bytes changed; None where the base has none of its shape."""
+    touched: tuple[str, ...]
+    """Tensors whose bytes changed."""
+    relative_change: dict[str, float]
+    """|W' - W| / |W| (Frobenius; |W'| where |W| is 0) of those that the base has in their shape."""
     tensors_added: tuple[str, ...] = ()
     """Tensors that the base does not have."""
     tensors_byte_identical: int = Field(ge=0)
 
     def as_report(self) -> dict[str, Any]:
         """The fields of a MergeReport that come from here. Of equal changes the first name counts."""
-        ratios = {name: ratio for name, ratio in sorted(self.relative_change.items()) if ratio is not None}
-        largest = max(ratios, key=ratios.__getitem__, default="")
+        largest = max(sorted(self.relative_change), key=self.relative_change.__getitem__, default="")
         return {
-            "changed": len({*self.relative_change, *self.tensors_added}),
+            "changed": len({*self.touched, *self.tensors_added}),
             "byte_identical": self.tensors_byte_identical,
-            "largest_change": ratios.get(largest, 0.0),
+            "largest_change": self.relative_change.get(largest, 0.0),
             "largest_change_tensor": largest,
         }
 
 
-def read_changes(details: Mapping[str, Any]) -> Changes:
-    """InvalidRequest names the fact that is missing or of another type."""
-    return read_value(
-        Changes, {name: details[name] for name in Changes.model_fields if name in details}, InvalidRequest
-    )
+def read_changes(touched: Sequence[str], details: Mapping[str, Any]) -> Changes:
+    """Both are a StageRecord's. InvalidRequest names the fact that is missing or of another type."""
+    noted = {name: details[name] for name in Changes.model_fields if name in details}
+    return read_value(Changes, {**noted, "touched": touched}, InvalidRequest)
 
 
 def check_changes(report: Report) -> None:
@@ -49,7 +49,7 @@ def check_changes(report: Report) -> None:
     if stage is None:
         raise VerificationFailed("the report has figures of a merge and no stage that merges")
     try:
-        noted = read_changes(stage.details).as_report()
+        noted = read_changes(stage.touched, stage.details).as_report()
     except InvalidRequest as fault:
         raise VerificationFailed(f"the record of {stage.method}: {fault.message}") from None
     for name, value in noted.items():

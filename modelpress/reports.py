@@ -271,7 +271,7 @@ class MergeReport(Document):
     byte_identical: int
     """Tensors whose bytes are those of the base."""
     largest_change: float
-    """Largest |W' - W| / |W| (Frobenius) of a tensor."""
+    """Largest |W' - W| / |W| (Frobenius) of a tensor that the base has in its shape; |W'| where |W| is 0."""
     largest_change_tensor: str = ""
     measured_by: str = ""
     """The conversion that measured it."""

@@ -33,7 +33,7 @@ WITHOUT_REFERENCE = {"reference": "", "layers": 0, "layer_difference": None, "lo
 def assemble_merge(stage: StepResult, check: StepResult | None) -> MergeReport:
     """What `stage` changed and what `check` compared; without a check there was nothing to compare with."""
     compared = check.record if check else WITHOUT_REFERENCE
-    changes = read_changes(stage.record["details"]).as_report()
+    changes = read_changes(stage.record["touched"], stage.record["details"]).as_report()
     measured_by = (check or stage).measured_by
     return MergeReport.model_validate({**compared, **changes, "measured_by": measured_by})
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelpress.gate_judges import NO_REFERENCE
-from modelpress.merge_changes import read_changes
+from modelpress.merge_changes import Changes
 from modelpress.recipes import MERGES
 from modelpress.reports import GateResult, MergeReport, Report, StageRecord
 from service.report.pictures import TensorKind
@@ -52,13 +52,12 @@ def settings(stage: StageRecord) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value not in (None, [], False)}
 
 
-def tensor_kinds(stage: StageRecord) -> list[TensorKind]:
+def tensor_kinds(changes: Changes) -> list[TensorKind]:
     """Changed tensors by kind, the kind with the furthest moved tensor first."""
     kinds: dict[str, list[float]] = {}
-    for name, change in read_changes(stage.details).relative_change.items():
-        if change is not None:
-            kinds.setdefault(name_pattern(name), []).append(change)
-    found = [TensorKind(pattern, tuple(changes)) for pattern, changes in kinds.items()]
+    for name, change in changes.relative_change.items():
+        kinds.setdefault(name_pattern(name), []).append(change)
+    found = [TensorKind(pattern, tuple(values)) for pattern, values in kinds.items()]
     return sorted(found, key=lambda kind: (-max(kind.changes), kind.pattern))
 
 

@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from modelpress import __version__
+from modelpress.merge_changes import read_changes
 from modelpress.output import APPROVAL_EXPLAINED
 from modelpress.policies import Policy, read_policy
 from modelpress.reports import Report
@@ -57,12 +58,14 @@ def _merge_part(report: Report) -> dict[str, Any]:
     if report.merge is None:
         return {"merged_inputs": ()}
     stage = merge_rows.merge_stage(report)
-    kinds = merge_rows.tensor_kinds(stage)
+    changes = read_changes(stage.touched, stage.details)
+    kinds = merge_rows.tensor_kinds(changes)
     return {
         "key_figures": merge_rows.key_figures(report.merge, report.decision.gates),
         "merged_inputs": tuple(merge_rows.merged_inputs(report)),
-        "merge_stage": stage,
-        "merge_settings": merge_rows.settings(stage),
+        "merge_settings": {"method": stage.method, **merge_rows.settings(stage)},
+        "tensors_added": changes.tensors_added,
+        "tensors_dropped": stage.details.get("tensors_dropped", ()),
         "changes": change_picture(kinds) if kinds else "",
     }
 

@@ -67,7 +67,7 @@ class MergeCase:
             logits=self.logits,
             logits_missing=self.logits_missing,
             measured_by=CONVERSION,
-            **read_changes(self.stage.details).as_report(),
+            **read_changes(self.stage.touched, self.stage.details).as_report(),
         )
 
     def report(self, model: Digest) -> Report:
