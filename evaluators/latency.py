@@ -21,7 +21,7 @@ import numpy as np
 from evaluators.runtimes import Feeds, OnnxModel, Resources, open_onnx
 from modelpress.errors import InvalidModel, InvalidRequest
 from modelpress.evaluations import Latency
-from modelpress.gates import SPEED_CONFIDENCE
+from modelpress.gate_judges import SPEED_CONFIDENCE
 from modelpress.intervals import median_interval
 from modelpress.reports import LatencyRow
 
