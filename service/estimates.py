@@ -1,8 +1,10 @@
 """What a conversion will need: memory and storage, from a few documented formulas.
 
+A merge streams. Of its largest tensor it holds the stored bytes, and in float32 (4 bytes) the tensor, its change, and
+one tensor of everything that is merged: 4 x (2 + number merged) x elements.
+
 P: the base's parameters, 4 bytes each in float32. Copies of them that a step holds at its peak:
 
-    merge_lora 2    the base, the merged model
     prune      2    model, gradients (Taylor)
     recover    5    teacher, student, gradients, two AdamW moments
     quantize   5    the same; post-training: 2
@@ -16,19 +18,23 @@ The process grows by more than what is kept: temporaries, the teacher's pass, me
 back. Growth between batches of 32 x 64 and 32 x 128 tokens, over that of the formula: 2.8 for Taylor pruning, 1.9 for
 recovery, 1.6 for quantization-aware training.
 
-`certain_bytes` leaves the activations out: less can never do. `peak_bytes` takes every batch at its longest.
+`certain_bytes` leaves the activations out, and of a merge all but the stored bytes: less can never do. `peak_bytes`
+takes every batch at its longest.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from modelpress.recipes import Export, Prune, Quantize, Recover, Stage, TrainingArguments
+from modelpress.recipes import Export, Merge, Prune, Quantize, Recover, Stage, TrainingArguments
 from service.requests import ConversionRequest
 
 FLOAT_BYTES = 4
+CODES_PER_BYTE = 2
+"""4-bit weights are packed in pairs."""
 RUNTIME_BYTES = 420 << 20
 """torch, transformers and ONNX Runtime imported: 417 MiB resident when measured (CPU build)."""
 EVIDENCE_BYTES = 8 << 20
@@ -41,23 +47,38 @@ TRAINING_GROWTH = 2
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes."""
+    """Bytes, and what makes them fewer."""
 
     certain_bytes: int
     peak_bytes: int
+    cure: str = "a smaller batch_size or max_length, or activation_checkpointing, needs less"
 
 
 def memory_need(request: ConversionRequest, base: Mapping[str, Any]) -> Need:
     """Of the worker: the most that any of its steps needs."""
-    stages = request.recipe.stages
+    if request.recipe.is_merge_only:
+        return _merge_need(request, base)
+    stages = [stage for stage in request.recipe.stages if not isinstance(stage, Merge)]
     model = FLOAT_BYTES * int(base["parameters"])
     certain = RUNTIME_BYTES + max(_copies(stage) for stage in stages) * model
     peak = RUNTIME_BYTES + max(_copies(stage) * model + _activations(stage, base) for stage in stages)
     return Need(certain, peak)
 
 
+def _merge_need(request: ConversionRequest, base: Mapping[str, Any]) -> Need:
+    merged = len(request.adapters) + len(request.models)
+    elements = max(math.prod(shape) for shape in base["tensors"].values())
+    return Need(
+        certain_bytes=RUNTIME_BYTES + int(base["largest_tensor_bytes"]),
+        peak_bytes=RUNTIME_BYTES + FLOAT_BYTES * (2 + merged) * elements,
+        cure="merge fewer at once, or give the worker more memory",
+    )
+
+
 def storage_need(request: ConversionRequest, sizes: Iterable[int], base: Mapping[str, Any]) -> int:
     """Bytes in the store: inputs (`sizes`), each stage's model, the newest checkpoint, both exports, evidence."""
+    if request.recipe.is_merge_only:
+        return sum(sizes) + _merged_bytes(request.recipe.merge, base) + EVIDENCE_BYTES
     stages = request.recipe.stages
     model = FLOAT_BYTES * int(base["parameters"])
     trains = any(isinstance(stage, (Recover, Quantize)) for stage in stages)
@@ -65,6 +86,15 @@ def storage_need(request: ConversionRequest, sizes: Iterable[int], base: Mapping
     made = (len(stages) - 1) * model + (4 * model if trains else 0)
     exports = model + (model // 4 if quantized else model)
     return sum(sizes) + made + exports + EVIDENCE_BYTES
+
+
+def _merged_bytes(merge: Merge | None, base: Mapping[str, Any]) -> int:
+    """At most: as many as the base's; in float32 where the merge widens them, or reads 4-bit weights."""
+    stored = int(base["weight_bytes"])
+    if base["quantization"]:
+        return FLOAT_BYTES * CODES_PER_BYTE * int(base["parameters"])
+    widened = FLOAT_BYTES * int(base["parameters"])
+    return max(stored, widened) if merge and merge.output_dtype != "stored" else stored
 
 
 def _copies(stage: Stage) -> int:

@@ -1,46 +1,19 @@
-"""Do the artifacts of a request fit together? Judged from their facts alone, each misfit one sentence.
+"""Do datasets fit the model and the evaluation? Judged from their facts alone, each misfit one sentence.
 
-A partial fit is none: an adapter with one layer too many, or a dataset with one unknown label, is refused whole.
+A partial fit is none: a dataset with one unknown label is refused whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from modelpress.datasets import LabelNames
-from modelpress.errors import InvalidDataset, InvalidModel
+from modelpress.errors import InvalidDataset
 from modelpress.evaluations import Evaluation
 from service.intake.columns import MAX_VALUES, overlap
 
 Facts = Mapping[str, Any]
-
-
-def check_adapter(adapter: Facts, base: Facts, *, field: str) -> None:
-    """Every weight that the adapter changes is in the base, in its shape, and no layer that it targets is left out."""
-    for module, wanted in adapter["modules"].items():
-        _check_weight(f"{module}.weight", wanted["weight"], base, field)
-    for name, shape in adapter["saved"].items():
-        _check_weight(name, shape, base, field)
-    for target in adapter["target_modules"] or ():
-        targeted = list(_modules_of(target, base))
-        if not targeted:
-            _misfit(f"target_modules names {target!r}, and the base has no such layer", field)
-        for module in targeted:
-            if module not in adapter["modules"] and f"{module}.weight" not in adapter["saved"]:
-                _misfit(f"it has no tensors for {module!r}, which its target_modules {target!r} stands for", field)
-
-
-def check_adapters_apart(adapters: Mapping[str, Facts]) -> None:
-    """No two adapters replace the same tensor: which one counts would be chance."""
-    owners: dict[str, str] = {}
-    for name, adapter in adapters.items():
-        for tensor in adapter["saved"]:
-            if tensor in owners:
-                _misfit(
-                    f"{owners[tensor]!r} and {name!r} both replace {tensor!r}: merge one of them", "inputs.adapters"
-                )
-            owners[tensor] = name
 
 
 def check_texts(dataset: Facts, evaluation: Evaluation, *, field: str) -> None:
@@ -104,30 +77,6 @@ def _column(dataset: Facts, name: str, field: str, *, option: str) -> Facts:
     if columns[name]["missing_at"]:
         _refuse(f"{columns[name]['missing_at']}: no column {name!r}, which other rows have", field)
     return columns[name]
-
-
-def _check_weight(name: str, shape: Sequence[int], base: Facts, field: str) -> None:
-    found = base["tensors"].get(name)
-    if found is None:
-        _misfit(f"it changes {name!r}, which the base does not have", field)
-    if list(found) != list(shape):
-        _misfit(f"it needs {name!r} of shape {list(shape)}, the base's is {list(found)}", field)
-
-
-def _modules_of(target: str, base: Facts) -> Iterator[str]:
-    """Modules with a weight of two dimensions that PEFT's rule gives: the name itself, or any ending in `.<target>`."""
-    for tensor, shape in base["tensors"].items():
-        module = tensor.removesuffix(".weight")
-        if module != tensor and len(shape) == 2 and (module == target or module.endswith(f".{target}")):
-            yield module
-
-
-def _misfit(what: str, field: str) -> NoReturn:
-    raise InvalidModel(
-        f"{field}: the adapter does not fit the base: {what}. Use the base that it was trained on",
-        reason="ADAPTER_MISFIT",
-        field=field,
-    )
 
 
 def _refuse(what: str, field: str) -> NoReturn:

@@ -17,10 +17,12 @@ from modelpress.digests import Digest
 from modelpress.errors import InvalidDataset, InvalidRecipe, InvalidRequest, NotFound, OverLimit
 from modelpress.gates import check_measurable
 from modelpress.manifests import ArtifactKind
-from modelpress.recipes import Quantize, TrainingArguments
+from modelpress.recipes import MergeLora, Quantize, TrainingArguments
 from modelpress.views import Estimate
+from service.adapter_fit import check_adapters
 from service.estimates import memory_need, storage_need
-from service.fit import Facts, check_adapter, check_adapters_apart, check_labels, check_texts, overlap_warnings
+from service.fit import Facts, check_labels, check_texts, overlap_warnings
+from service.model_fit import check_models, check_obstacle, check_quantization
 from service.plan import make_plan
 from service.requests import ConversionRequest
 
@@ -38,6 +40,7 @@ class Inputs:
 
     base: Facts
     adapters: Mapping[str, Facts]
+    models: Mapping[str, Facts]
     datasets: Mapping[str, Facts]
     """By field, `inputs.train` to `inputs.probes`, where the request has them."""
 
@@ -45,15 +48,16 @@ class Inputs:
 def preflight(request: ConversionRequest, facts: Mapping[Digest, Facts], capabilities: Capabilities) -> Estimate:
     """What the conversion will need. Raises on what cannot be: the first misfit, as one sentence with its cure."""
     inputs = gather(request, facts)
-    for index, adapter in enumerate(inputs.adapters.values()):
-        check_adapter(adapter, inputs.base, field=f"inputs.adapters[{index}]")
-    check_adapters_apart(inputs.adapters)
-    check_lengths(request, inputs.base)
-    check_ignored_modules(request, inputs.base)
-    check_measurable(request.policy, request.evaluation)
-    warnings = [*dataset_warnings(request, inputs), *memory_warnings(request, inputs.base, capabilities)]
+    check_obstacle(request.recipe, inputs.base)
+    warnings = [*merge_warnings(request, inputs)]
+    check_measurable(request.policy, request.evaluation, request.recipe)
+    if not request.recipe.is_merge_only:
+        check_lengths(request, inputs.base)
+        check_ignored_modules(request, inputs.base)
+        warnings += dataset_warnings(request, inputs)
+    warnings += [*inputs.base["warnings"], *memory_warnings(request, inputs.base, capabilities)]
     return Estimate(
-        storage_bytes=storage_need(request, _sizes(request, facts), inputs.base),
+        storage_bytes=storage_need(request, [facts[digest]["size_bytes"] for digest in request.artifacts], inputs.base),
         memory_bytes=memory_need(request, inputs.base).peak_bytes,
         parameters=inputs.base["parameters"],
         steps=make_plan(request).step_names,
@@ -64,22 +68,30 @@ def preflight(request: ConversionRequest, facts: Mapping[Digest, Facts], capabil
 
 def gather(request: ConversionRequest, facts: Mapping[Digest, Facts]) -> Inputs:
     """Look up every artifact of the request: NotFound or InvalidRequest names the field."""
-    roles = {
-        "inputs.train": request.train,
-        "inputs.validation": request.validation,
-        "inputs.evaluation": request.evaluation_dataset,
-        "inputs.probes": request.probes,
-    }
     return Inputs(
         base=_lookup(request.base, facts, "inputs.base", ArtifactKind.MODEL),
         adapters={
             adapter.name: _lookup(adapter.artifact, facts, f"inputs.adapters[{index}].artifact", ArtifactKind.ADAPTER)
             for index, adapter in enumerate(request.adapters)
         },
+        models={
+            model.name: _lookup(model.artifact, facts, f"inputs.models[{index}].artifact", ArtifactKind.MODEL)
+            for index, model in enumerate(request.models)
+        },
         datasets={
-            field: _lookup(digest, facts, field, ArtifactKind.DATASET) for field, digest in roles.items() if digest
+            f"inputs.{role}": _lookup(digest, facts, f"inputs.{role}", ArtifactKind.DATASET)
+            for role, digest in request.datasets.items()
         },
     )
+
+
+def merge_warnings(request: ConversionRequest, inputs: Inputs) -> Iterator[str]:
+    """Check that what is merged fits the base, and what is odd but possible comes back as sentences."""
+    merge = request.recipe.merge
+    check_quantization(request.recipe, inputs.base, inputs.models)
+    if isinstance(merge, MergeLora):
+        check_adapters(inputs.adapters, inputs.base, merge)
+    yield from check_models(inputs.models, inputs.base)
 
 
 def dataset_warnings(request: ConversionRequest, inputs: Inputs) -> Iterator[str]:
@@ -90,7 +102,6 @@ def dataset_warnings(request: ConversionRequest, inputs: Inputs) -> Iterator[str
         check_texts(dataset, evaluation, field=field)
         if field != "inputs.probes":
             yield from check_labels(dataset, evaluation, inputs.base["labels"], field=field)
-    yield from inputs.base["warnings"]
     train = inputs.datasets.get("inputs.train")
     if train is None:
         return
@@ -162,10 +173,7 @@ def memory_warnings(request: ConversionRequest, base: Facts, capabilities: Capab
             )
         raise OverLimit(f"{sentence}this server gives a worker {limit}: use a server with more memory")
     if limit < need.peak_bytes:
-        yield (
-            f"the memory limit is {limit} bytes, and the longest batches may take about {need.peak_bytes}: "
-            "a smaller batch_size or max_length, or activation_checkpointing, needs less"
-        )
+        yield f"the memory limit is {limit} bytes, and the conversion may take about {need.peak_bytes}: {need.cure}"
 
 
 def _lookup(digest: Digest, facts: Mapping[Digest, Facts], field: str, kind: ArtifactKind) -> Facts:
@@ -181,10 +189,3 @@ def _lookup(digest: Digest, facts: Mapping[Digest, Facts], field: str, kind: Art
             field=field,
         )
     return facts[digest]
-
-
-def _sizes(request: ConversionRequest, facts: Mapping[Digest, Facts]) -> Iterator[int]:
-    """Bytes of each different artifact of the request."""
-    digests = {request.base, request.evaluation_dataset, request.train, request.validation, request.probes}
-    digests |= {adapter.artifact for adapter in request.adapters}
-    return (facts[digest]["size_bytes"] for digest in digests if digest)

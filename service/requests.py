@@ -88,8 +88,8 @@ class ConversionRequest:
     @property
     def artifacts(self) -> tuple[Digest, ...]:
         """Every artifact that the request names, each once."""
-        merged = (*self.adapters, *self.models)
-        return tuple(dict.fromkeys((self.base, *(m.artifact for m in merged), *self.datasets.values())))
+        merged = (*(adapter.artifact for adapter in self.adapters), *(model.artifact for model in self.models))
+        return tuple(dict.fromkeys((self.base, *merged, *self.datasets.values())))
 
     @property
     def _given(self) -> Given:

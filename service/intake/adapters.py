@@ -1,154 +1,132 @@
-"""LoRA adapters as PEFT writes them: complete pairs of matrices, ranks as configured, every value finite.
+"""Adapters as PEFT writes them: of a kind that can be merged, every tensor PEFT's, none empty, every value finite.
 
-LoRA: "LoRA: Low-Rank Adaptation of Large Language Models" (Hu et al. 2021); B @ A is added to a weight. Whether the
-adapter fits a base is `service.fit`'s question; the facts say which weights it needs.
+LoRA ("LoRA: Low-Rank Adaptation of Large Language Models", Hu et al. 2021: B @ A is added to a weight) is looked into:
+complete pairs, ranks as configured, a magnitude for every module of a DoRA (Liu et al. 2024). What is in the tensors of
+PEFT's other kinds is judged where they are merged. Whether the adapter fits a base is `service.adapter_fit`'s question.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from compressors.adapter_config import lora_settings, stands_for
+from compressors.adapter_config import read_adapter_settings
+from compressors.peft_kind_table import KINDS, Unmergeable
 from modelpress.errors import InvalidModel
+from service.intake.compressible import FLOAT_DTYPES
 from service.intake.configs import refuse_code_references
 from service.intake.folder import MAX_CONFIG_BYTES, Folder, refuse_other_weights, refuse_payloads
-from service.intake.models import FLOAT_DTYPES
-from service.intake.weights import Weight, read_weights, refuse_non_finite
+from service.intake.lora_tensors import PAIRS, PREFIX, LoraModule, is_on_parameter, sort_tensors, unwrapped
+from service.intake.weights import Weight, read_weights, refuse_empty, refuse_non_finite
 
-PREFIX = "base_model.model."
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+SHARED_PREFIX = "base_model."
+"""Of tensors that belong to no module, as VeRA's projections do."""
 MAX_RANK = 16_384
 CODE_FIELDS = ("megatron_config",)
 """Settings with which PEFT imports a module that the config names."""
 
-_PART = re.compile(r"(?P<module>.+)\.lora_(?P<part>A\.weight|B\.weight|B\.bias)")
-
-
-Parts = Mapping[str, str]
-"""LoRA tensors of one module: part (`A.weight`, `B.weight`, `B.bias`) -> tensor's name."""
-
 
 def inspect_adapter(folder: Folder) -> dict[str, Any]:
-    """Facts of a LoRA adapter: `modules` maps a module's name to the shape that the base's weight must have and its
-    rank, `saved` maps tensors that replace the base's own (`modules_to_save`, biases) to their shapes.
-    """
+    """Facts of an adapter: its parsed configuration, and every tensor's shape."""
     refuse_payloads(folder, InvalidModel)
     refuse_other_weights(folder, InvalidModel)
     config = _read_config(folder)
     weights = read_weights(folder, "adapter_model")
-    ranks = _ranks_of(config)
-    _check_settings(config)
-    modules, saved = _sort(weights, trained_biases=config.get("bias") == "all")
-    shapes = {name: _pair(name, parts, weights, ranks) for name, parts in modules.items()}
-    if not shapes:
-        _fail("BAD_ADAPTER", "adapter_model.safetensors", "holds no LoRA matrices: nothing could be merged")
+    refuse_empty(weights)
+    _check_prefixes(weights)
+    if config["peft_type"] == "LORA":
+        _check_lora(config, weights)
     refuse_non_finite(folder, weights)
     return {
-        "rank": config["r"],
-        "task_type": config.get("task_type"),
-        "target_modules": _checkable_targets(config),
-        "modules": shapes,
-        "saved": {target: list(weights[name].tensor.shape) for target, name in saved.items()},
+        "peft_type": config["peft_type"],
+        "config": config,
+        "tensors": {name: list(weight.tensor.shape) for name, weight in weights.items()},
         "parameters": sum(weight.tensor.elements for weight in weights.values()),
         "warnings": [],
     }
 
 
 def _read_config(folder: Folder) -> dict[str, Any]:
-    file = folder.manifest.entry("adapter_config.json")
+    file = folder.manifest.entry(CONFIG)
     if file is None:
-        _fail("NO_CONFIG", "adapter_config.json", "is missing: upload the folder that PEFT's `save_pretrained` wrote")
+        _fail("NO_CONFIG", CONFIG, "is missing: upload the folder that PEFT's `save_pretrained` wrote")
     config = folder.json_object(file, InvalidModel, limit=MAX_CONFIG_BYTES)
     refuse_code_references(config, file.path)
-    if config.get("peft_type") != "LORA":
-        _fail(
-            "BAD_ADAPTER", file.path, f"has peft_type {str(config.get('peft_type'))[:40]!r}: only 'LORA' is supported"
-        )
     for name in CODE_FIELDS:
         if config.get(name):
             _fail("CODE_REFERENCE", file.path, f"sets {name}, which imports a module by name: leave it out")
-    alpha = config.get("lora_alpha")
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
-        _fail("BAD_ADAPTER", file.path, f"has lora_alpha {str(alpha)[:40]!r}: it must be a number")
+    try:
+        kind = read_adapter_settings(config).peft_type
+    except InvalidModel as fault:
+        _fail("BAD_ADAPTER", CONFIG, f"cannot be merged: {fault.message}")
+    _check_kind(kind)
     return config
 
 
-def _check_settings(config: Mapping[str, Any]) -> None:
-    """Refuse now what the merge would refuse later: a setting that it does not carry out."""
-    try:
-        lora_settings(config)
-    except InvalidModel as fault:
-        _fail("BAD_ADAPTER", "adapter_config.json", f"cannot be merged: {fault.message}")
+def _check_kind(name: str) -> None:
+    kind = KINDS.get(name)
+    if isinstance(kind, Unmergeable):
+        _fail("BAD_ADAPTER", CONFIG, f"has peft_type {name!r}, which cannot be merged: {kind.why}")
+    if kind is None and name != "LORA":
+        known = ", ".join(["LORA", *(known for known, kind in KINDS.items() if not isinstance(kind, Unmergeable))])
+        _fail("BAD_ADAPTER", CONFIG, f"has peft_type {name[:40]!r}, which is not known; known: {known}")
+
+
+def _check_prefixes(weights: Mapping[str, Weight]) -> None:
+    for name, weight in weights.items():
+        if not unwrapped(name).startswith(SHARED_PREFIX):
+            sentence = f"holds {name!r}: every name in an adapter that PEFT saved begins with {PREFIX!r}"
+            _fail("BAD_ADAPTER", weight.file.path, f"{sentence}; save it with `save_pretrained`")
+
+
+def _check_lora(config: Mapping[str, Any], weights: Mapping[str, Weight]) -> None:
+    for name, weight in weights.items():
+        if weight.tensor.dtype not in FLOAT_DTYPES:
+            known = ", ".join(sorted(FLOAT_DTYPES))
+            _fail("BAD_TENSORS", weight.file.path, f"holds {name!r} as {weight.tensor.dtype}: use one of {known}")
+    found = sort_tensors({name: list(weight.tensor.shape) for name, weight in weights.items()}, config)
+    if found.unknown:
+        _fail("BAD_ADAPTER", WEIGHTS, f"holds {found.unknown[0]!r}, no part of a LoRA as PEFT saves it: save it again")
+    if not found.modules and not config.get("trainable_token_indices"):
+        _fail("BAD_ADAPTER", WEIGHTS, "holds no LoRA matrices: nothing could be merged")
+    ranks = _ranks_of(config)
+    for name, module in found.modules.items():
+        _check_pair(name, module, ranks, fused=is_on_parameter(name, config))
+        _check_magnitude(name, module, uses_dora=bool(config.get("use_dora")))
 
 
 def _ranks_of(config: Mapping[str, Any]) -> frozenset[int]:
     """Ranks that the config allows. Patterns are regular expressions of the caller's and not run here."""
-    pattern = config.get("rank_pattern") or {}
-    ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, dict) else [None])]
+    ranks = [config.get("r", 8), *(config.get("rank_pattern") or {}).values()]
     if not all(type(rank) is int and 1 <= rank <= MAX_RANK for rank in ranks):
-        _fail(
-            "BAD_ADAPTER",
-            "adapter_config.json",
-            f"must have r and rank_pattern from 1 to {MAX_RANK}, found {ranks}"[:300],
-        )
+        _fail("BAD_ADAPTER", CONFIG, f"must have r and rank_pattern from 1 to {MAX_RANK}, found {ranks}"[:300])
     return frozenset(ranks)
 
 
-def _checkable_targets(config: Mapping[str, Any]) -> list[str] | None:
-    """`target_modules` where it is a list that stands for every module of these names; None where more decides."""
-    targets = config.get("target_modules")
-    narrowed = any(config.get(name) for name in ("layers_to_transform", "exclude_modules", "target_parameters"))
-    if narrowed or not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
-        return None
-    return targets
+def _check_pair(name: str, module: LoraModule, ranks: frozenset[int], *, fused: bool) -> None:
+    """Both halves are there and have the same rank, an allowed one; of `fused` experts, a multiple of it."""
+    first, second = next((pair for pair in PAIRS if any(part in module.parts for part in pair)), PAIRS[0])
+    for part, other in ((first, second), (second, first)):
+        if part not in module.parts:
+            there = next(iter(module.parts.values())) if other not in module.parts else module.parts[other]
+            _fail("BAD_ADAPTER", name, f"has {there!r} and no lora_{part}: half of the adapter is missing")
+    a, b = module.shape(first), module.shape(second)
+    shapes = f"has lora_{first} {a} and lora_{second} {b}"
+    if len(a) < 2 or len(b) != len(a) or (len(a) > 2 and second != "B.weight"):
+        _fail("BAD_ADAPTER", name, f"{shapes}: both must have the dimensions of the layer's weight, 2 or more")
+    rank, columns = a[0], b[1]
+    allowed = any(rank % known == 0 for known in ranks) if fused else rank in ranks
+    if not allowed or (rank % columns if len(a) > 2 else rank != columns):
+        _fail("BAD_ADAPTER", name, f"{shapes}: A's rows and B's columns must be the rank, {sorted(ranks)}")
 
 
-def _sort(weights: Mapping[str, Weight], *, trained_biases: bool) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """LoRA tensors by module, and by the base's tensor those that replace one, both without PEFT's own names."""
-    modules: dict[str, dict[str, str]] = {}
-    saved: dict[str, str] = {}
-    for name, weight in weights.items():
-        path = weight.file.path
-        if weight.tensor.dtype not in FLOAT_DTYPES:
-            _fail(
-                "BAD_TENSORS",
-                path,
-                f"holds {name!r} as {weight.tensor.dtype}: use one of {', '.join(sorted(FLOAT_DTYPES))}",
-            )
-        if not name.startswith(PREFIX):
-            _fail("BAD_ADAPTER", path, f"holds {name!r}: every name of a PEFT adapter begins with {PREFIX!r}")
-        target = stands_for(name.removeprefix(PREFIX), trained_biases=trained_biases)
-        found = _PART.fullmatch(target or "")
-        if found:
-            modules.setdefault(found["module"], {})[found["part"]] = name
-        elif target and ".lora_" in target:
-            _fail("BAD_ADAPTER", path, f"holds {name!r}: only LoRA on linear layers, as PEFT saves it, can be merged")
-        elif target:
-            saved[target] = name
-    return modules, saved
-
-
-def _pair(name: str, parts: Parts, weights: Mapping[str, Weight], ranks: frozenset[int]) -> dict[str, Any]:
-    """The rank, and the linear layer's shape in the base, [out, in]."""
-    for part, other in (("A", "B"), ("B", "A")):
-        if f"{part}.weight" not in parts:
-            _fail("BAD_ADAPTER", name, f"has lora_{other} and no lora_{part}: half of the adapter is missing")
-    a, b = (weights[parts[f"{part}.weight"]].tensor.shape for part in ("A", "B"))
-    if len(a) != 2 or len(b) != 2:
-        _fail(
-            "BAD_ADAPTER",
-            name,
-            f"has LoRA matrices of shapes {list(a)} and {list(b)}: only linear layers are supported",
-        )
-    if a[0] != b[1] or a[0] not in ranks:
-        _fail(
-            "BAD_ADAPTER",
-            name,
-            f"has lora_A {list(a)} and lora_B {list(b)}: A's rows and B's columns must be the rank, {sorted(ranks)}",
-        )
-    return {"rank": a[0], "weight": [b[0], a[1]]}
+def _check_magnitude(name: str, module: LoraModule, *, uses_dora: bool) -> None:
+    if uses_dora and "magnitude_vector" not in module.parts:
+        _fail("BAD_ADAPTER", name, "has no lora_magnitude_vector, and use_dora is true: part of the DoRA is missing")
+    if not uses_dora and "magnitude_vector" in module.parts:
+        _fail("BAD_ADAPTER", name, "has a lora_magnitude_vector, and use_dora is not true: the config is another one's")
 
 
 def _fail(reason: str, what: str, sentence: str) -> NoReturn:

@@ -41,7 +41,13 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def refuse_code_references(settings: Mapping[str, Any], file: str) -> None:
-    """Refuse what names code of the folder or of a hub: `auto_map`, `trust_remote_code`, attention kernels by name."""
+    """Refuse what names code of the folder or of a hub: `auto_map`, `trust_remote_code`, attention kernels by name.
+
+    Also in the parts of a model of several (`text_config`, `vision_config`).
+    """
+    for part in settings.values():
+        if isinstance(part, dict):
+            refuse_code_references(part, file)
     named = [field for field in KERNEL_FIELDS if settings.get(field) not in (None, "eager", "sdpa")]
     for field in ("auto_map", "custom_pipelines", "trust_remote_code", *named):
         if settings.get(field):
@@ -51,6 +57,21 @@ def refuse_code_references(settings: Mapping[str, Any], file: str) -> None:
                 reason="CODE_REFERENCE",
                 field=field,
             )
+
+
+def quantization_of(config: Mapping[str, Any]) -> dict[str, str | None]:
+    """`quantization`: the method that the weights were quantized with already, None for none. `quantization_type`:
+    the number format of bitsandbytes' 4-bit weights, `nf4` or `fp4`.
+    """
+    found = config.get("quantization_config") or config.get("compression_config")
+    if not found:
+        return {"quantization": None, "quantization_type": None}
+    settings: Mapping[str, Any] = found if isinstance(found, dict) else {}
+    bits = [name for name in ("load_in_4bit", "load_in_8bit") if settings.get(name)]
+    method = settings.get("quant_method") or ("bitsandbytes" if bits else "an unnamed method")
+    four_bit = method == "bitsandbytes" and "load_in_4bit" in bits
+    kind = settings.get("bnb_4bit_quant_type", "fp4") if four_bit else None
+    return {"quantization": str(method)[:40], "quantization_type": None if kind is None else str(kind)[:40]}
 
 
 def refuse_unsupported_settings(config: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A model's tokenizer: there, readable, and never able to name a row that the embedding table does not have."""
+"""A model's tokenizer: readable, and never able to name a row that the embedding table does not have."""
 
 from __future__ import annotations
 
@@ -10,27 +10,31 @@ from service.intake.configs import refuse_code_references
 from service.intake.folder import MAX_CONFIG_BYTES, Folder
 
 MAX_TOKENIZER_BYTES = 64 << 20
+VOCABULARY_FILES = (
+    *("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json", "merges.txt"),
+    "added_tokens.json",
+)
+"""Files that say which token has which id."""
 
 
-def inspect_tokenizer(folder: Folder, *, vocabulary: int) -> dict[str, Any]:
-    """Largest token id and `model_max_length`; `vocabulary` is the number of rows of the embedding table."""
+def inspect_tokenizer(folder: Folder, *, vocabulary: int | None) -> dict[str, Any] | None:
+    """Largest token id and `model_max_length`; None where there is neither tokenizer.json nor vocab.txt.
+
+    `vocabulary` is the number of rows of the embedding table; None where config.json does not say it.
+    """
     tokenizer, words = folder.manifest.entry("tokenizer.json"), folder.manifest.entry("vocab.txt")
     if tokenizer:
         largest = max(_ids(folder.json_object(tokenizer, InvalidModel, limit=MAX_TOKENIZER_BYTES), tokenizer))
     elif words:
         largest = _count_lines(folder, words) - 1
     else:
-        raise InvalidModel(
-            "the model has no tokenizer: put tokenizer.json or vocab.txt beside the weights "
-            "(`tokenizer.save_pretrained(folder)`)",
-            reason="NO_TOKENIZER",
-        )
+        return None
     file = (tokenizer or words or folder.manifest.files[0]).path
     settings = _settings(folder)
     for source, ids in (("tokenizer_config.json", _added(settings)), ("added_tokens.json", _added_alone(folder))):
         if max(ids, default=0) > largest:
             largest, file = max(ids), source
-    if largest >= vocabulary:
+    if vocabulary is not None and largest >= vocabulary:
         raise InvalidModel(
             f"{file} has token ids up to {largest}, and the embedding table has {vocabulary} rows: "
             "this tokenizer belongs to another model",
@@ -38,6 +42,12 @@ def inspect_tokenizer(folder: Folder, *, vocabulary: int) -> dict[str, Any]:
             field=file,
         )
     return {"largest_id": largest, "model_max_length": _max_length(settings)}
+
+
+def vocabulary_digests(folder: Folder) -> dict[str, str]:
+    """Digests of the VOCABULARY_FILES that are there, by name: equal ones give every token the same id."""
+    entries = (folder.manifest.entry(name) for name in VOCABULARY_FILES)
+    return {entry.path: str(entry.digest) for entry in entries if entry}
 
 
 def _ids(tokenizer: dict[str, Any], file: FileEntry) -> list[int]:

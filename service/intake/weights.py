@@ -1,6 +1,7 @@
 """A model's weights as safetensors, single or sharded: every tensor located, none twice, none unnamed.
 
     weights = read_weights(folder, "model")        # headers only
+    refuse_empty(weights)                          # shapes
     refuse_non_finite(folder, weights)             # every byte, streamed
 
 IEEE 754 formats have an all-ones exponent exactly for infinities and NaN, so one mask per dtype finds both without
@@ -66,6 +67,18 @@ def read_weights(folder: Folder, stem: str) -> Mapping[str, Weight]:
     if extra:
         _fail(extra, f"belongs to no part of the model ({', '.join(sorted(used)[:3])}): leave it out")
     return weights
+
+
+def refuse_empty(weights: Mapping[str, Weight]) -> None:
+    """DeepSpeed's ZeRO stage 3 (Rajbhandari et al. 2020) leaves tensors of no elements where nothing gathers them."""
+    for name, weight in weights.items():
+        if weight.tensor.dtype in FINITE_MASKS and not weight.tensor.elements:
+            raise InvalidModel(
+                f"{weight.file.path}: tensor {name!r} is empty, of shape {list(weight.tensor.shape)}, as ZeRO-3 leaves "
+                "it: train with `stage3_gather_16bit_weights_on_model_save: true`, or gather the weights before saving",
+                reason="EMPTY_TENSOR",
+                field=name,
+            )
 
 
 def refuse_non_finite(folder: Folder, weights: Mapping[str, Weight]) -> None:

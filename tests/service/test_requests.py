@@ -176,6 +176,10 @@ def test_an_artifact_is_named_in_full(role: str, name: str) -> None:
     assert "artifacts/sha256:" in error.message
 
 
+def test_a_base_is_always_needed() -> None:
+    assert refused(base="").field == "inputs.base"
+
+
 def test_the_index_of_a_wrong_adapter_is_named() -> None:
     adapters = [pb.AdapterInput(name="a", artifact=name_of("a")), pb.AdapterInput(name="b", artifact="b")]
     assert refused(adapters=adapters).field == "inputs.adapters[1].artifact"

@@ -13,7 +13,8 @@ from service.edge.errors import STATUS
 ROOT = Path(__file__).parents[3]
 MODULES = [
     *sorted((ROOT / "service/intake").glob("*.py")),
-    *(ROOT / name for name in ("service/fit.py", "service/preflight.py", "modelpress/request_rules.py")),
+    *(ROOT / "service" / name for name in ("adapter_fit.py", "fit.py", "model_fit.py", "preflight.py")),
+    ROOT / "modelpress/request_rules.py",
     *(ROOT / name for name in ("modelpress/safetensors_header.py", "service/storage/upload_writer.py")),
 ]
 DEFAULTS = {kind.reason: kind for kind in STATUS}

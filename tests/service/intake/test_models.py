@@ -1,4 +1,4 @@
-"""A base model that is taken in is complete, of a supported family, finite, and carries nothing that could run."""
+"""A model that is taken in is sound, finite, and carries nothing that could run; of a known family it is complete."""
 
 from __future__ import annotations
 
@@ -54,43 +54,12 @@ def test_facts_do_not_depend_on_how_the_weights_are_sharded(inspect: Inspect, ba
 @pytest.mark.parametrize(
     ("change", "reason", "mentions"),
     [
-        ({"model_type": "gpt2"}, "UNKNOWN_ARCHITECTURE", "bert"),
-        ({"model_type": None}, "UNKNOWN_ARCHITECTURE", "bert"),
-        ({"architectures": ["BertModel"]}, "UNKNOWN_ARCHITECTURE", "BertForSequenceClassification"),
-        ({"architectures": [["x"]]}, "UNKNOWN_ARCHITECTURE", "architectures"),
         ({"auto_map": {"AutoModel": "modeling.Evil"}}, "CODE_REFERENCE", "auto_map"),
         ({"trust_remote_code": True}, "CODE_REFERENCE", "trust_remote_code"),
         ({"_attn_implementation": "someone/kernel"}, "CODE_REFERENCE", "_attn_implementation"),
-        ({"hidden_size": 9}, "BAD_CONFIG", "num_attention_heads"),
-        ({"hidden_size": True}, "BAD_CONFIG", "hidden_size"),
-        ({"num_hidden_layers": 10**12}, "BAD_CONFIG", "num_hidden_layers"),
+        ({"text_config": {"auto_map": {"AutoModel": "modeling.Evil"}}}, "CODE_REFERENCE", "auto_map"),
         ({"num_hidden_layers": 3}, "BAD_TENSORS", "layer.2"),
         ({"vocab_size": 13}, "BAD_TENSORS", "[12, 8]"),
-        ({"hidden_act": "evil"}, "BAD_CONFIG", "gelu"),
-        ({"position_embedding_type": "relative_key"}, "BAD_CONFIG", "relative_key"),
-        ({"quantization_config": {"bits": 4}}, "BAD_CONFIG", "quantization_config"),
-        ({"problem_type": "regression"}, "BAD_CONFIG", "regression"),
-        ({"problem_type": "multi_label_classification"}, "BAD_CONFIG", "multi_label"),
-        ({"layer_norm_eps": 0}, "BAD_CONFIG", "layer_norm_eps"),
-        ({"layer_norm_eps": "1e-12"}, "BAD_CONFIG", "layer_norm_eps"),
-        ({"initializer_range": 1}, "BAD_CONFIG", "initializer_range"),
-        ({"hidden_dropout_prob": "x"}, "BAD_CONFIG", "hidden_dropout_prob"),
-        ({"attention_probs_dropout_prob": 1.5}, "BAD_CONFIG", "attention_probs_dropout_prob"),
-        ({"classifier_dropout": True}, "BAD_CONFIG", "classifier_dropout"),
-        ({"dtype": "rubbish"}, "BAD_CONFIG", "dtype"),
-        ({"torch_dtype": ["float32"]}, "BAD_CONFIG", "torch_dtype"),
-        ({"return_dict": False}, "BAD_CONFIG", "return_dict"),
-        ({"chunk_size_feed_forward": 2}, "BAD_CONFIG", "chunk_size_feed_forward"),
-        ({"pad_token_id": 12}, "BAD_CONFIG", "pad_token_id"),
-        ({"pad_token_id": -1}, "BAD_CONFIG", "pad_token_id"),
-        ({"max_position_embeddings": 7}, "BAD_CONFIG", "from 8"),
-        ({"label2id": None}, "BAD_LABELS", "leave it out"),
-        ({"id2label": None}, "BAD_LABELS", "id2label"),
-        ({"id2label": {"0": "a", "2": "b"}}, "BAD_LABELS", "id2label"),
-        ({"id2label": {"0": "a", "1": "a"}, "label2id": None}, "BAD_LABELS", "two classes"),
-        ({"id2label": {"0": "a", "1": 3}, "label2id": None}, "BAD_LABELS", "3"),
-        ({"label2id": {"benign": 1, "injection": 0}}, "BAD_LABELS", "label2id"),
-        ({"num_labels": 3}, "BAD_LABELS", "num_labels"),
         (
             {"id2label": {"0": "a", "1": "b", "2": "c"}, "label2id": {"a": 0, "b": 1, "c": 2}},
             "BAD_TENSORS",
@@ -267,7 +236,6 @@ def test_integer_weights_are_refused(inspect: Inspect, base_files: Files) -> Non
     [
         ({"model.safetensors": None}, "NO_WEIGHTS"),
         ({"config.json": None}, "NO_CONFIG"),
-        ({"tokenizer.json": None}, "NO_TOKENIZER"),
         ({"tokenizer.json": b"{}"}, "BAD_TOKENIZER"),
         ({"tokenizer.json": encode({"model": {"vocab": {"a": -1}}})}, "BAD_TOKENIZER"),
         ({"tokenizer.json": encode({"model": {"vocab": {"a": 12}}})}, "BAD_TOKENIZER"),

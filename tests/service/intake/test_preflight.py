@@ -23,7 +23,6 @@ RECIPE = "stages: [{method: merge_lora}, {method: prune}, {method: quantize, max
 SHORT = "{max_length: 16, latency: {sequence_lengths: [8, 16]}}"
 POLICY = "gates: {speed: {min_ratio: 3, sequence_length: 16}}"
 ROWS = [{"text": f"t{i}", "label": "benign" if i % 2 else "injection"} for i in range(20)]
-QUERY = "bert.encoder.layer.0.attention.self.query"
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,8 @@ def test_a_request_that_can_be_is_estimated(request_: ConversionRequest, facts: 
     inputs = sum(found["size_bytes"] for found in facts.values())
     assert estimate.storage_bytes == inputs + 3 * model + 4 * model + model + model // 4 + EVIDENCE_BYTES
     assert estimate.parameters == facts[BASE]["parameters"]
-    assert estimate.steps[:3] == ("compress/1-merge_lora", "compress/2-prune", "compress/3-quantize")
+    compress = [step for step in estimate.steps if step.startswith("compress/")]
+    assert compress == ["compress/1-merge_lora", "compress/2-prune", "compress/3-quantize"]
     assert estimate.cached_steps == ()
     assert all("calibration_examples" in warning for warning in estimate.warnings)
 
@@ -96,31 +96,11 @@ def test_an_artifact_that_is_not_there_or_of_another_kind_is_named(
     assert (wrong.value.field, wrong.value.reason) == (field, "WRONG_KIND")
 
 
-@pytest.mark.parametrize(
-    ("change", "mentions"),
-    [
-        ({"modules": {"bert.encoder.layer.2.attention.self.query": {"rank": 2, "weight": [8, 8]}}}, ["layer.2"]),
-        ({"modules": {QUERY: {"rank": 2, "weight": [16, 16]}}}, ["query", "[16, 16]", "[8, 8]"]),
-        ({"modules": {"transformer.h.0.attn.c_attn": {"rank": 2, "weight": [24, 8]}}}, ["c_attn"]),
-        ({"saved": {"classifier.weight": [3, 8]}}, ["classifier.weight", "[3, 8]", "[2, 8]"]),
-        ({"saved": {"score.weight": [2, 8]}}, ["score.weight"]),
-        ({"target_modules": ["query", "value"]}, ["value", "no tensors"]),
-        ({"target_modules": ["q_proj"]}, ["q_proj", "no such layer"]),
-    ],
-)
-def test_an_adapter_of_another_base_is_refused_with_key_and_shapes(
-    request_: ConversionRequest, facts: Facts, change: dict[str, Any], mentions: list[str]
-) -> None:
-    with pytest.raises(InvalidModel) as caught:
-        preflight(request_, facts | {ADAPTER: {**facts[ADAPTER], **change}}, Server())
+def test_an_adapter_of_another_base_is_refused_by_its_field(request_: ConversionRequest, facts: Facts) -> None:
+    tensors = {name.replace("layer.1", "layer.2"): shape for name, shape in facts[ADAPTER]["tensors"].items()}
+    with pytest.raises(InvalidModel, match=r"it changes 'bert\.encoder\.layer\.2.*does not have") as caught:
+        preflight(request_, facts | {ADAPTER: {**facts[ADAPTER], "tensors": tensors}}, Server())
     assert (caught.value.reason, caught.value.field) == ("ADAPTER_MISFIT", "inputs.adapters[0]")
-    assert all(part in caught.value.message for part in mentions), caught.value.message
-
-
-def test_two_adapters_that_replace_the_same_tensor_are_refused(request_: ConversionRequest, facts: Facts) -> None:
-    two = replace(request_, adapters=(AdapterRequest("a", ADAPTER), AdapterRequest("b", ADAPTER)))
-    with pytest.raises(InvalidModel, match=r"'a' and 'b' both replace 'classifier\.weight'"):
-        preflight(two, facts, Server())
 
 
 def with_rows(inspect: Inspect, facts: Facts, digest: Digest, *rows: Any) -> Facts:

@@ -1,4 +1,4 @@
-"""A tiny BERT, its adapter and rows as plain bytes."""
+"""A tiny BERT, its adapter and rows as plain bytes; a tiny Llama as a model of another architecture."""
 
 from __future__ import annotations
 
@@ -28,6 +28,13 @@ CONFIG: dict[str, Any] = {
     "id2label": {"0": "benign", "1": "injection"},
     "label2id": {"benign": 0, "injection": 1},
 }
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 12,
+    "num_hidden_layers": 2,
+    "tie_word_embeddings": False,
+}
 ADAPTER_CONFIG: dict[str, Any] = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["query"]}
 TOKENIZER = {"model": {"vocab": {f"w{i}": i for i in range(12)}}, "added_tokens": [{"id": 0, "content": "w0"}]}
 
@@ -47,6 +54,28 @@ def tensors_of(config: Mapping[str, Any]) -> dict[str, Any]:
     generator = np.random.default_rng(0)
     shapes = bert_for_sequence_classification(dimensions_of(config), len(config["id2label"]))
     return {name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def llama_tensors(*, layers: int = 2, vocabulary: int = 12) -> dict[str, Any]:
+    """Seeded float32 weights of a Llama of width 8 with one key-value head of two."""
+    shapes = {"model.embed_tokens.weight": (vocabulary, 8), "model.norm.weight": (8,)}
+    for layer in (f"model.layers.{i}" for i in range(layers)):
+        shapes |= {f"{layer}.self_attn.q_proj.weight": (8, 8), f"{layer}.self_attn.k_proj.weight": (4, 8)}
+        shapes |= {f"{layer}.mlp.down_proj.weight": (8, 16), f"{layer}.input_layernorm.weight": (8,)}
+    shapes["lm_head.weight"] = (vocabulary, 8)
+    generator = np.random.default_rng(1)
+    return {name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def lora_tensors(*weights: str, of: Mapping[str, Any], rank: int = 2) -> dict[str, Any]:
+    """Pairs of ones for the named linear weights of a model."""
+    tensors: dict[str, Any] = {}
+    for weight in weights:
+        module = "base_model.model." + weight.removesuffix(".weight")
+        rows, columns = of[weight].shape
+        tensors[f"{module}.lora_A.weight"] = np.ones((rank, columns), np.float32)
+        tensors[f"{module}.lora_B.weight"] = np.ones((rows, rank), np.float32)
+    return tensors
 
 
 def encode(value: Any) -> bytes:
