@@ -10,17 +10,20 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 from modelpress.client import Client
 from modelpress.errors import Unavailable
 from modelpress.manifests import ArtifactKind
-from modelpress.requests import ConversionRequest, Documents
+from modelpress.requests import AdapterInput, ConversionRequest, Documents
 from modelpress.retries import RetryPolicy
 from modelpress.views import ConversionState, StepFinished
 from service.faults import MARK_VARIABLE, POINTS, VARIABLE
 from tests.service.jobs.served import RealServer
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # PEFT asks for it
 
 IMPATIENT = RetryPolicy(call_patience_s=1.0, stream_patience_s=1.0, max_delay_s=0.2)
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
@@ -28,6 +31,7 @@ WORDS = tuple(f"w{index}" for index in range(40))
 LABELS = ("benign", "injection")
 RECIPE = """
 stages:
+  - {method: merge_lora}
   - {method: prune, ratio: 0.5, importance: magnitude}
   - {method: recover, steps: 20, checkpoint_every: 5, batch_size: 16, learning_rate: 0.005, max_length: 16}
   - {method: quantize, steps: 4, checkpoint_every: 2, batch_size: 8, calibration_examples: 32, max_length: 16}
@@ -52,7 +56,7 @@ class Ending:
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders `model`, `train` and `test`: a seeded two-layer BERT and texts that it has labelled itself."""
+    """Folders `model`, `adapter`, `train` and `test`: a seeded two-layer BERT, its adapter, and seeded texts."""
     folder = tmp_path_factory.mktemp("inputs")
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
@@ -60,7 +64,10 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = BertConfig(
         vocab_size=len(SPECIAL) + len(WORDS), max_position_embeddings=24, initializer_range=0.35, **sizes, **names
     )
-    BertForSequenceClassification(config).save_pretrained(folder / "model")
+    model = BertForSequenceClassification(config)
+    model.save_pretrained(folder / "model")
+    settings = LoraConfig(r=2, target_modules=["query", "value"], init_lora_weights=False)
+    get_peft_model(model, settings).save_pretrained(folder / "adapter")
     tokenizer = Tokenizer(models.WordLevel({t: i for i, t in enumerate((*SPECIAL, *WORDS))}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
@@ -88,9 +95,11 @@ def survive(server: RealServer, inputs: Path, output: Path) -> Ending:
 
 def convert(client: Client, inputs: Path, output: Path) -> Ending:
     base = client.upload_folder(inputs / "model", ArtifactKind.MODEL)
+    adapter = client.upload_folder(inputs / "adapter", ArtifactKind.ADAPTER)
     train, test = (client.upload_folder(inputs / name, ArtifactKind.DATASET) for name in ("train", "test"))
     documents = Documents(recipe=RECIPE, policy=POLICY, evaluation=EVALUATION)
-    request = ConversionRequest(documents, base=base, evaluation=test, train=train)
+    adapters = (AdapterInput("tone", adapter),)
+    request = ConversionRequest(documents, base=base, adapters=adapters, evaluation=test, train=train)
     made = client.create_conversion(request, request_id="the-one")
     done = client.wait(made.name, timeout_s=240)
     assert done.state is ConversionState.SUCCEEDED, done.failure
@@ -122,7 +131,7 @@ def undisturbed(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Endin
 @pytest.mark.slow
 def test_the_undisturbed_run_finishes_every_step_once_and_leaves_them_all_in_the_cache(undisturbed):
     assert undisturbed.cached == undisturbed.finished
-    assert len(set(undisturbed.finished)) == len(undisturbed.finished) == 11
+    assert len(set(undisturbed.finished)) == len(undisturbed.finished) == 13
 
 
 @pytest.mark.slow
