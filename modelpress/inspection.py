@@ -73,8 +73,17 @@ def _model_facts(folder: Path, manifest: Manifest) -> dict[str, Any]:
         "model_type": config.get("model_type"),
         "architectures": config.get("architectures"),
         "labels": list(labels.values()) if isinstance(labels, dict) else None,
+        "quantized_by": _quantization(config),
         **_tensor_facts(folder, manifest),
     }
+
+
+def _quantization(config: Mapping[str, Any]) -> str | None:
+    """The method that the weights were quantized with, None for none."""
+    settings = config.get("quantization_config")
+    if not settings:
+        return None
+    return str(settings.get("quant_method", "unknown")) if isinstance(settings, dict) else "unknown"
 
 
 def _adapter_facts(folder: Path, manifest: Manifest) -> dict[str, Any]:

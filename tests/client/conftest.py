@@ -5,6 +5,7 @@ start_server    start_server(data) -> RunningServer, for tests that stop or kill
 proxy           proxy(server) -> CuttingProxy in front of it
 patient         a RetryPolicy that reconnects quickly
 inputs          the folders and files of one tiny conversion
+merge_inputs    those of a merge
 """
 
 from collections.abc import Callable, Iterator
@@ -14,8 +15,8 @@ import pytest
 
 from modelpress.retries import RetryPolicy
 from tests.client.proxy import CuttingProxy
-from tests.client.tiny import EVALUATION, POLICY, RECIPE, write_model, write_rows
-from tests.servers import RunningServer, launch, servers
+from tests.client.tiny import EVALUATION, POLICY, RECIPE, write_adapter, write_llama, write_model, write_rows
+from tests.servers import ROOT, RunningServer, launch, servers
 
 
 @pytest.fixture
@@ -65,4 +66,19 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_rows(root / "train", rows=64, seed=2)
     for name, text in (("recipe", RECIPE), ("policy", POLICY), ("evaluation", EVALUATION)):
         (root / f"{name}.yaml").write_text(text)
+    return root
+
+
+@pytest.fixture(scope="session")
+def merge_inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """base/, other/, lora-a/, lora-b/; recipe.yaml, policy.yaml; models.yaml, change.yaml. Read only."""
+    root = tmp_path_factory.mktemp("merge")
+    for seed, name in enumerate(("base", "other")):
+        write_llama(root / name, seed)
+    for seed, name in enumerate(("lora-a", "lora-b")):
+        write_adapter(root / name, seed)
+    for name in ("recipe", "policy"):
+        (root / f"{name}.yaml").write_text((ROOT / f"examples/merge/{name}.yaml").read_text())
+    (root / "models.yaml").write_text("stages: [{method: merge_models}, {method: export, format: safetensors}]")
+    (root / "change.yaml").write_text("gates: {merge_change: {max: 5}}")
     return root

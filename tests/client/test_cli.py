@@ -75,6 +75,51 @@ def test_every_command_prints_one_json_document(submit, cli, inputs):
     assert json.loads(cli("report", name, "--json")[1])["error"]["exit_code"] == Exit.WRONG_STATE
 
 
+@pytest.fixture
+def merge(cli, merge_inputs, monkeypatch):
+    """merge(*more) -> as cli, in the folder of the inputs of a merge."""
+
+    def call(*more, command="submit", recipe="recipe.yaml", policy="policy.yaml"):
+        monkeypatch.chdir(merge_inputs)
+        return cli(command, "base", *more, "--recipe", recipe, "--policy", policy)
+
+    return call
+
+
+def test_a_merge_is_submitted_with_weighted_adapters_and_no_dataset(merge, cli):
+    code, out, err = merge("--adapter", "a=lora-a:0.5", "--adapter", "b=lora-b", "--detach")
+    assert code == Exit.OK, err
+    inputs = json.loads(cli("get", out.strip(), "--json")[1])["conversion"]["inputs"]
+    assert (set(inputs["adapters"]), inputs["models"], inputs["evaluation"]) == ({"a", "b"}, {}, "")
+    code, out, _ = merge("--adapter", "a=lora-a:0.5", "--json", command="estimate")
+    estimate = json.loads(out)["estimate"]
+    assert (code, estimate["steps"]) == (Exit.OK, ["compress/1-merge_lora", "evaluate/merge"])
+
+
+def test_models_are_merged_the_same_way(merge, cli):
+    code, out, err = merge("--model", "other=other:0.5", "--detach", recipe="models.yaml", policy="change.yaml")
+    assert code == Exit.OK, err
+    inputs = json.loads(cli("get", out.strip(), "--json")[1])["conversion"]["inputs"]
+    assert set(inputs["models"]) == {"other"}
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--adapter", "a=lora-a", "--eval", "lora-a"], "inputs.evaluation is set, and nothing reads it"),
+        ([], "inputs.adapters is empty, and recipe.stages[0] is 'merge_lora'"),
+        (["--adapter", "a=lora-a:0"], "--adapter 'a=lora-a:0': adapter 'a' has weight 0.0"),
+        (["--adapter", "a=base"], "--adapter a: 'base' is a folder of kind model, where adapter is needed"),
+        (["--adapter", "a=lora-a", "--model", "m=other"], "no stage merges the models m"),
+        (["--model", "M=other"], "--model 'M=other': model name 'M' is not 1 to 63 of a-z"),
+    ],
+)
+def test_a_merge_that_cannot_be_is_refused_before_anything_is_sent(merge, options, sentence):
+    code, out, err = merge(*options, "--address", NOBODY)
+    assert (code, out, err.count("\n")) == (Exit.INVALID_REQUEST, "", 1)
+    assert sentence in err
+
+
 def test_the_same_request_id_is_the_same_conversion(submit, cli):
     first = submit("--detach", "--request-id", "cli-1")[1]
     assert submit("--detach", "--request-id", "cli-1")[1] == first

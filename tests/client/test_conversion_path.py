@@ -157,7 +157,7 @@ def test_the_pipeline_of_the_documentation_ends_with_a_verified_folder(address, 
     for document in inputs.glob("*.yaml"):
         shutil.copy(document, tmp_path)
     cli("key", "--output", "public-key.pem")
-    pipeline, use = re.findall(
+    pipeline, use, _ = re.findall(
         r"^```python\n(.*?)^```", (ROOT / "docs/python.md").read_text(), re.MULTILINE | re.DOTALL
     )
     exec(compile(pipeline.replace("127.0.0.1:8471", address), "python.md", "exec"), {})  # noqa: S102

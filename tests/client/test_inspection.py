@@ -39,10 +39,26 @@ def test_a_model(model):
         "model_type": "bert",
         "architectures": ["BertModel"],
         "labels": ["no", "yes"],
+        "quantized_by": None,
         "parameters": 11,
         "dtypes": {"F32": 11},
     }
     assert found.warnings == ()
+
+
+def test_a_model_of_any_architecture_quantized_or_not(model):
+    config = {"model_type": "mamba", "quantization_config": {"quant_method": "gptq", "bits": 4}}
+    (model / "config.json").write_text(json.dumps(config))
+    found = inspect_folder(model)
+    assert (found.kind, found.facts["model_type"], found.facts["quantized_by"]) == ("model", "mamba", "gptq")
+    assert (found.facts["architectures"], found.facts["labels"]) == (None, None)
+
+
+@pytest.mark.parametrize("kind", ["IA3", "LOHA", "OFT", "PROMPT_TUNING"])
+def test_an_adapter_of_any_kind(model, kind):
+    (model / "adapter_config.json").write_text(json.dumps({"peft_type": kind}))
+    found = inspect_folder(model)
+    assert (found.kind, found.facts["peft_type"], found.facts["r"]) == ("adapter", kind, None)
 
 
 def test_a_model_with_pickles_and_without_weights_is_warned_about(model):

@@ -1,5 +1,7 @@
 """A request is checked before anything is sent, and the server reads from the wire what the client meant."""
 
+from pathlib import Path
+
 import pytest
 
 from modelpress import wire
@@ -76,6 +78,12 @@ def test_models_reach_the_server_with_their_weights_a_weight_of_0_too():
     message = wire.request_to_wire(sent)
     message.inputs.models[0].ClearField("weight")
     assert request_from_proto(message).models[0].weight == 1.0
+
+
+def test_the_example_of_a_merge_is_a_recipe_that_only_merges():
+    folder = Path(__file__).parents[2] / "examples/merge"
+    documents = Documents(**{name: (folder / f"{name}.yaml").read_text() for name in ("recipe", "policy")})
+    assert documents.parsed_recipe.is_merge_only
 
 
 def test_a_recipe_that_only_merges_needs_a_base_and_an_adapter_and_nothing_else():

@@ -2,7 +2,15 @@
 
 import pytest
 
-from modelpress.cli.values import MergedOption, parse_adapter, parse_choices, parse_duration, parse_labels, parse_size
+from modelpress.cli.values import (
+    MergedOption,
+    parse_adapter,
+    parse_choices,
+    parse_duration,
+    parse_labels,
+    parse_model,
+    parse_size,
+)
 from modelpress.errors import InvalidRequest
 from modelpress.reports import Verdict
 
@@ -31,6 +39,14 @@ def test_an_adapter_has_a_name_a_source_and_perhaps_a_weight(text, expected):
 def test_an_adapter_that_cannot_be_is_refused(text):
     with pytest.raises(InvalidRequest, match="--adapter"):
         parse_adapter(text)
+
+
+def test_a_model_is_written_as_an_adapter_is_and_may_have_weight_0():
+    assert parse_model("other=models/other:0") == MergedOption("other", "models/other", 0.0)
+    with pytest.raises(InvalidRequest, match="--model 'other=': write NAME=FOLDER or NAME=FOLDER:WEIGHT"):
+        parse_model("other=")
+    with pytest.raises(InvalidRequest, match="--model 'other=x:inf': model 'other' has weight inf"):
+        parse_model("other=x:inf")
 
 
 @pytest.mark.parametrize(("text", "size"), [("8GiB", 8 << 30), ("500 MB", 500_000_000), ("1.5kib", 1536), ("42", 42)])

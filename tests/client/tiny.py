@@ -95,6 +95,36 @@ def write_model(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
+def write_llama(folder: Path, seed: int = 0) -> None:
+    """A model of an architecture that only a merge takes: config and weights."""
+    folder.mkdir()
+    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True}
+    sizes = {"vocab_size": 24, "hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": HIDDEN // 2}
+    (folder / "config.json").write_text(json.dumps(config | sizes | heads | {"max_position_embeddings": POSITIONS}))
+    layer = "model.layers.0"
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (24, HIDDEN), "model.norm.weight": (HIDDEN,)}
+    shapes |= {f"{layer}.self_attn.{name}_proj.weight": (HIDDEN, HIDDEN) for name in "qo"}
+    shapes |= {f"{layer}.self_attn.{name}_proj.weight": (HIDDEN // 2, HIDDEN) for name in "kv"}
+    shapes |= {f"{layer}.mlp.{name}_proj.weight": (FFN, HIDDEN) for name in ("gate", "up")}
+    shapes |= {f"{layer}.mlp.down_proj.weight": (HIDDEN, FFN)}
+    shapes |= {f"{layer}.{name}_layernorm.weight": (HIDDEN,) for name in ("input", "post_attention")}
+    write_safetensors(folder / "model.safetensors", shapes, seed)
+
+
+def write_adapter(folder: Path, seed: int = 0) -> None:
+    """A rank-2 LoRA on the Llama's q_proj."""
+    folder.mkdir()
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    module = "base_model.model.model.layers.0.self_attn.q_proj"
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{module}.lora_A.weight": (2, HIDDEN),
+        f"{module}.lora_B.weight": (HIDDEN, 2),
+    }
+    write_safetensors(folder / "adapter_model.safetensors", shapes, seed)
+
+
 def write_rows(folder: Path, rows: int, seed: int) -> None:
     """A labelled dataset of random words."""
     folder.mkdir()

@@ -23,13 +23,27 @@ from modelpress.policies import (
     Speed,
     read_policy,
 )
-from modelpress.recipes import Export, MergeLora, Prune, Quantize, Recover, TrainingArguments, read_recipe
+from modelpress.recipes import (
+    Export,
+    Merge,
+    MergeLora,
+    MergeModels,
+    Prune,
+    Quantize,
+    Recover,
+    TrainingArguments,
+    read_recipe,
+)
 
 PAGE = (Path(__file__).parents[2] / "docs" / "documents.md").read_text()
 ROW = re.compile(r"^\| `(?P<field>[\w.]+)` \| (?P<defaults>.+) \| [^|]+ \|$", re.MULTILINE)
 READERS = {"Recipe": read_recipe, "Policy": read_policy, "Evaluation": read_evaluation}
 TRAINING = set(TrainingArguments.model_fields)
-STAGES = {"merge_lora": MergeLora, "prune": Prune, "recover": Recover, "quantize": Quantize, "export": Export}
+MERGING = set(Merge.model_fields)
+STAGES = {
+    **{"merge_lora": MergeLora, "merge_models": MergeModels},
+    **{"prune": Prune, "recover": Recover, "quantize": Quantize, "export": Export},
+}
 GATES: dict[str, type[Document]] = {
     "accuracy_drop": AccuracyDrop,
     "flips": Flips,
@@ -46,8 +60,9 @@ GATES: dict[str, type[Document]] = {
 
 def rows() -> Iterator[tuple[str, str]]:
     for method, stage in STAGES.items():
-        for name in sorted(set(stage.model_fields) - TRAINING - {"method"}):
+        for name in sorted(set(stage.model_fields) - TRAINING - MERGING - {"method"}):
             yield f"{method}.{name}", default(stage, name)
+    yield from ((name, default(Merge, name)) for name in MERGING)
     for name in TRAINING:
         yield name, f"{default(Recover, name)} | {default(Quantize, name)}"
     for gate, kind in GATES.items():
@@ -64,7 +79,7 @@ def default(kind: type[Document], name: str) -> str:
         return "required"
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "empty"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def test_the_gates_are_all_that_a_policy_has() -> None:
