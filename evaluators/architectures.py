@@ -20,7 +20,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from evaluators.stored_weights import StoredWeights
+from evaluators.stored_weights import NotComparable, StoredWeights
 from modelpress.errors import InvalidModel
 
 NOT_READ = (
@@ -35,10 +35,6 @@ NOT_READ = (
 """Fields of a config.json that would pick code or another arithmetic than plain FP32."""
 
 
-class NotComparable(Exception):
-    """Why something stays outside the comparison; one line for the report."""
-
-
 def model_class(config: Mapping[str, Any]) -> Any:
     """The class that `architectures` names, if transformers has it under the config's `model_type`.
 
@@ -48,7 +44,7 @@ def model_class(config: Mapping[str, Any]) -> Any:
     known = {
         name
         for table, entries in vars(modeling_auto).items()
-        if table.endswith("_MAPPING_NAMES")
+        if table.startswith("MODEL_") and table.endswith("_MAPPING_NAMES")
         for name in _names(entries.get(model_type))
     }
     if model_type not in CONFIG_MAPPING or names[0] not in known:

@@ -7,6 +7,7 @@ largest layer, whatever the size of the model.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -16,15 +17,15 @@ import torch
 from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
-from torch import Tensor, nn
+from torch import Tensor
 
-from evaluators.architectures import NotComparable, StoredParameters
+from evaluators.architectures import StoredParameters
 from evaluators.layer_probes import Products, difference, probes, tensor_difference
+from evaluators.layer_tensors import memory_name, put, refuse_empty, tensors_of, with_constants
 from evaluators.peft_adapters import CANNOT, Adapter, Brought, EmptyReference, combine, labels_of, one_line
+from evaluators.stored_weights import NotComparable
+from modelpress.errors import InvalidModel
 from modelpress.recipes import MergeLora
-
-PREFIX = "base_model.model."
-WRAPPERS = ("base_layer", "original_module", "token_adapter")
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class LayerComparison:
         layers, checks = LayerDifferences(), self._checks()
         for done, check in enumerate(checks, 1):
             try:
-                layers.found[check.name] = check.run()
+                layers.found[check.name] = _finite(check.run(), check.name)
             except (NotComparable, *CANNOT) as reason:
                 layers.not_compared[check.name] = one_line(reason)
             self.setting.progress(done, len(checks))
@@ -90,9 +91,9 @@ class LayerComparison:
         return [*wrapped, *replaced, *(Check(name, (), partial(self._compare_tensor, name)) for name in tied)]
 
     def _wrapped(self) -> Iterator[Check]:
-        inside: tuple[str, ...] = ()
+        inside = None  # modules come before what they contain, and that comes before all others
         for path, module in self.reference.model.named_modules():
-            if path.startswith(inside or "\0"):
+            if inside and path.startswith(inside):
                 continue
             if isinstance(module, ModulesToSaveWrapper):
                 yield self._saved_module(path, module)
@@ -103,7 +104,7 @@ class LayerComparison:
                 yield self._layer(memory_name(path), path, module)
             else:
                 continue
-            inside = (*inside, f"{path}.")
+            inside = f"{path}."
 
     def _layer(self, name: str, path: str, module: Any) -> Check:
         keys = tuple(f"{path}.{tensor}" for tensor, _ in tensors_of(module))
@@ -125,14 +126,12 @@ class LayerComparison:
         self._check_memory(reference, merged)
         self._fill(reference, path, [key for key, _ in tensors_of(reference)])
         self._take_out_of_base(reference, path)
+        refuse_empty(reference)
         combine(reference, self.adapters, tuner=self.reference.model.base_model, arguments=self.arguments)
         for key in (key for key, tensor in tensors_of(merged) if tensor.is_meta):
             put(merged, key, self.merged.load(f"{memory_name(path)}.{key}"), device=device)
-        try:
-            return difference(reference, merged, probes(merged, seed=self.setting.seed, name=name, device=device))
-        except CANNOT as error:
-            left = [key for key, tensor in tensors_of(reference) if tensor.is_meta]
-            raise NotComparable(f"PEFT loads no {left[0]!r} into this layer" if left else one_line(error)) from error
+        inputs = probes(merged, seed=self.setting.seed, name=name, device=device)
+        return difference(reference, merged, inputs)
 
     def _check_memory(self, reference: Any, merged: Any) -> None:
         """Both layers, and the base weight once more for what PEFT computes on the way, in FP32."""
@@ -150,7 +149,7 @@ class LayerComparison:
                 self._fill(reference, path, [key for key, _ in tensors_of(reference) if f".{adapter.label}" in key])
 
     def _fill(self, layer: Any, path: str, keys: Sequence[str]) -> None:
-        """Give `layer` the values that PEFT's model has under `path`; what PEFT loads from nowhere stays as it is."""
+        """Give `layer` the values that PEFT's model has under `path`; what is in no file stays as it is."""
         for key in keys:
             value = self._value(f"{path}.{key}")
             if value is not None:
@@ -213,36 +212,12 @@ INITIALISATIONS: Mapping[str, Callable[[Any, str], None]] = {
 }
 
 
-def memory_name(key: str) -> str:
-    """The name that transformers has for what PEFT calls `key`."""
-    parts = [part for part in key.removeprefix(PREFIX).split(".") if part not in WRAPPERS]
-    if "modules_to_save" in parts:
-        at = parts.index("modules_to_save")
-        del parts[at : at + 2]
-    return ".".join(parts)
-
-
-def tensors_of(module: Any) -> list[tuple[str, Tensor]]:
-    """Parameters and buffers by name, those that are shared under each of their names."""
-    return [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
-
-
-def put(module: Any, name: str, value: Tensor, *, device: str) -> None:
-    """Replace one tensor of `module`; floats become FP32."""
-    owner, _, leaf = name.rpartition(".")
-    holder = module.get_submodule(owner)
-    filled = value.to(device=device, dtype=torch.float32 if value.is_floating_point() else None)
-    if leaf in holder._parameters:
-        holder._parameters[leaf] = nn.Parameter(filled, requires_grad=False)
-    else:
-        holder._buffers[leaf] = filled
-
-
-def with_constants(layer: Any) -> Any:
-    """`layer` with the tensors that are stored nowhere because the code derives them from numbers."""
-    for part in layer.modules():
-        if hasattr(part, "scalar_embed_scale"):
-            part.embed_scale = torch.tensor(part.scalar_embed_scale)
-    for label in getattr(layer, "ranknum", {}):
-        layer.ranknum[label] = nn.Parameter(torch.tensor(float(layer.r[label])), requires_grad=False)
-    return layer
+def _finite(difference: float, layer: str) -> float:
+    if math.isnan(difference):
+        raise InvalidModel(
+            f"layer {layer!r} answers random inputs with NaN or infinity, merged or with its adapters beside it: go "
+            "back to an earlier checkpoint of the adapter, or merge into a wider output_dtype",
+            reason="NON_FINITE",
+            field=layer,
+        )
+    return difference

@@ -15,8 +15,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper
 from torch import Tensor
 
-from evaluators.architectures import NotComparable, model_class, model_config, vocabulary
+from evaluators.architectures import model_class, model_config, vocabulary
 from evaluators.peft_adapters import Adapter, combine, quiet
+from evaluators.stored_weights import NotComparable
 from modelpress.errors import InvalidModel
 from modelpress.recipes import MergeLora
 from modelpress.reports import LogitComparison
@@ -101,8 +102,8 @@ def _logits(model: Any, rows: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def _run(model: Any, ids_1T: Tensor) -> Tensor:
-    decoder = {"decoder_input_ids": ids_1T} if model.config.is_encoder_decoder else {}
-    output = model(input_ids=ids_1T, attention_mask=torch.ones_like(ids_1T), use_cache=False, **decoder)
+    decoder = {"decoder_input_ids": ids_1T} if getattr(model.config, "is_encoder_decoder", False) else {}
+    output = model(input_ids=ids_1T, attention_mask=torch.ones_like(ids_1T), **decoder)
     logits = getattr(output, "logits", None)
     if not isinstance(logits, Tensor):
         raise NotComparable(f"{type(model).__name__} has no logits")

@@ -16,7 +16,7 @@ from typing import Any
 
 import peft
 
-from evaluators.architectures import NotComparable, StoredParameters, empty_model, match_vocabulary
+from evaluators.architectures import StoredParameters, empty_model, match_vocabulary
 from evaluators.layer_comparison import CheckSetting, LayerComparison, LayerDifferences
 from evaluators.logit_comparison import check_memory, combine_all, compare_logits, load, token_rows
 from evaluators.peft_adapters import (
@@ -28,7 +28,7 @@ from evaluators.peft_adapters import (
     one_line,
     read_adapters,
 )
-from evaluators.stored_weights import StoredWeights
+from evaluators.stored_weights import NotComparable, StoredWeights
 from modelpress.recipes import MergeLora
 from modelpress.reports import LogitComparison
 from modelpress.stored_folders import Source

@@ -19,7 +19,7 @@ from peft.tuners._buffer_dict import BufferDict
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from torch import Tensor, nn
 
-from evaluators.architectures import NotComparable
+from evaluators.stored_weights import NotComparable
 from modelpress.errors import InvalidModel
 from modelpress.recipes import MergeLora
 

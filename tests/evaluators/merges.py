@@ -101,6 +101,11 @@ def rewrite(base, folder, tensors, **config):
     return folder
 
 
+def check_layers(base, merged, *adapters, **options):
+    """The same without logits."""
+    return check(base, merged, *adapters, memory_limit_bytes=100_000_000, **options)
+
+
 def check(base, merged, *adapters, weights=(), memory_limit_bytes=4 * GIB, progress=lambda *_: None, **arguments):
     """`check_merge` on folders; adapters have weight 1 unless `weights` says otherwise."""
     folders = [FolderSource(base), FolderSource(merged)]
