@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -29,6 +30,7 @@ BLOCK = 1 << 14
 STRAIGHT_SINE = 1e-4
 """Below this sine of the angle slerp is linear: nearly parallel, the two differ by less than FP32 resolves."""
 
+COMBINATIONS = ("ties", "dare_linear", "dare_ties")
 MajoritySign = Literal["total", "frequency"]
 
 
@@ -36,9 +38,16 @@ MajoritySign = Literal["total", "frequency"]
 class Combination:
     """How several task vectors become one. `density` is the share of values kept, in (0, 1]."""
 
-    method: Literal["ties", "dare_linear", "dare_ties"]
+    method: str
+    """`ties`, `dare_linear` or `dare_ties`."""
     density: float
     majority_sign_method: MajoritySign = "total"
+
+    def __post_init__(self) -> None:
+        if self.method not in COMBINATIONS:
+            raise ValueError(f"method is {self.method!r}: it must be one of {', '.join(COMBINATIONS)}")
+        if not 0 < self.density <= 1:
+            raise ValueError(f"density is {self.density}: it must be in (0, 1]")
 
 
 def combine(
@@ -105,10 +114,16 @@ def trim(vector: Tensor, density: float) -> Tensor:
     for block in torch.split(flat, BLOCK):
         magnitudes = block.abs()
         equal = magnitudes == smallest
-        first_equal = equal & (equal.cumsum(0) <= of_smallest)
-        of_smallest -= int(first_equal.sum())
-        block.masked_fill_(~(first_equal | (magnitudes > smallest)), 0.0)
+        if int(equal.count_nonzero()) > of_smallest:
+            equal &= equal.cumsum(0) <= of_smallest
+        of_smallest -= int(equal.count_nonzero())
+        _keep(block, equal | (magnitudes > smallest))
     return vector
+
+
+def _keep(block: Tensor, kept: Tensor) -> None:
+    """Set the other values to 0.0, never to -0.0. A product is many times as fast here as `masked_fill_`."""
+    block.mul_(kept).add_(0.0)
 
 
 def _smallest_kept(flat: Tensor, kept: int) -> tuple[float, int]:
@@ -124,8 +139,8 @@ def drop_and_rescale(vector: Tensor, density: float, generator: torch.Generator)
     if density == 1:
         return vector
     for block in torch.split(vector.view(-1), BLOCK):
-        dropped = torch.rand(block.numel(), generator=generator) >= density
-        block.div_(density).masked_fill_(dropped, 0.0)
+        kept = torch.rand(block.numel(), generator=generator) < density
+        _keep(block.div_(density), kept)
     return vector
 
 
@@ -138,11 +153,11 @@ def elect_and_average(
     """
     vote = VOTES[majority_sign_method]
     for blocks in _blocks(vectors):
-        is_plus = _sum(vote(block) for block in blocks) >= 0
-        agreeing = [torch.where(is_plus, block > 0, block < 0) for block in blocks]
-        values = (block.mul_(weight) * mine for block, weight, mine in zip(blocks, weights, agreeing, strict=True))
-        mean = _sum(values) / _sum(mine.to(torch.float32) for mine in agreeing).clamp_(min=1.0)
-        blocks[0].copy_(mean)
+        elected = torch.copysign(torch.ones(()), _sum(vote(block) for block in blocks).add_(0.0))  # -0.0 is no minus
+        agreeing = [block.mul(elected).sign_().clamp_(min=0.0) for block in blocks]
+        for block, weight, mine in zip(blocks, weights, agreeing, strict=True):
+            block.mul_(weight).mul_(mine)
+        blocks[0].copy_(_sum(iter(blocks)).div_(_sum(iter(agreeing)).clamp_(min=1.0)))
     return vectors[0]
 
 
@@ -154,10 +169,9 @@ def sign_conflicts(vectors: Sequence[Tensor]) -> float:
     """Share of elements, of those that any vector changes, for which vectors have opposite signs; changes nothing."""
     conflicts = changed = 0
     for blocks in _blocks(vectors):
-        plus = torch.stack([block > 0 for block in blocks]).any(0)
-        minus = torch.stack([block < 0 for block in blocks]).any(0)
-        conflicts += int((plus & minus).sum())
-        changed += int((plus | minus).sum())
+        plus, minus = reduce(torch.maximum, blocks) > 0, reduce(torch.minimum, blocks) < 0
+        conflicts += int((plus & minus).count_nonzero())
+        changed += int((plus | minus).count_nonzero())
     return conflicts / changed if changed else 0.0
 
 
@@ -190,10 +204,10 @@ def arc(start: Tensor, end: Tensor, way: float) -> Arc:
     For equal norms the point has that norm. Nearly parallel tensors are interpolated linearly, and so are opposite
     ones and zero tensors, between which there is no great arc.
     """
-    square_start, square_end = _dot(start, start), _dot(end, end)
+    square_start, square_end, product = _products(start, end)
     if not square_start or not square_end:
         return Arc(1 - way, way, None)
-    cosine = _dot(start, end) / (math.sqrt(square_start) * math.sqrt(square_end))
+    cosine = product / (math.sqrt(square_start) * math.sqrt(square_end))
     angle = math.acos(min(1.0, max(-1.0, cosine)))
     if math.sin(angle) < STRAIGHT_SINE:
         return Arc(1 - way, way, angle)
@@ -206,19 +220,28 @@ def slerp(start: Tensor, end: Tensor, way: float) -> Tensor:
     return blend((start, end), (point.start_weight, point.end_weight))
 
 
-def blend(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """The sum of weight * tensor, summed in FP64 and rounded once to FP32; a new tensor, any floating dtypes.
+def blend(tensors: Sequence[Tensor], weights: Sequence[float], dtype: torch.dtype = torch.float32) -> Tensor:
+    """The sum of weight * tensor, summed in FP64 and rounded once to `dtype`; a new tensor, from any floating dtypes.
 
-    Weights that sum to 1 up to FP64 leave an element as it is that all tensors share, and one weight of 1 among zeros
-    gives that tensor.
+    In FP32, weights of at least 0 that sum to 1 up to FP64 leave an element as it is that all tensors share, and one
+    weight of 1 among zeros gives that tensor.
     """
-    used = [(tensor, weight) for tensor, weight in zip(tensors, weights, strict=True) if weight]
-    if not used:
-        return torch.zeros(tensors[0].shape)
-    return _sum(tensor.to(torch.float64) * weight for tensor, weight in used).to(torch.float32)
+    used = [(tensor.reshape(-1), weight) for tensor, weight in zip(tensors, weights, strict=True) if weight]
+    result = torch.zeros(tensors[0].shape, dtype=dtype)
+    targets = torch.split(result.view(-1), BLOCK) if used else ()
+    for target, *blocks in zip(targets, *(torch.split(tensor, BLOCK) for tensor, _ in used), strict=True):
+        weighted = zip(blocks, used, strict=True)
+        target.copy_(_sum(block.to(torch.float64) * weight for block, (_, weight) in weighted))
+    return result
 
 
-def _dot(left: Tensor, right: Tensor) -> float:
-    """The sum of products, in FP64."""
-    pairs = zip(torch.split(left.reshape(-1), BLOCK), torch.split(right.reshape(-1), BLOCK), strict=True)
-    return math.fsum(float((a.to(torch.float64) * b.to(torch.float64)).sum()) for a, b in pairs)
+def _products(start: Tensor, end: Tensor) -> tuple[float, float, float]:
+    """start . start, end . end and start . end of the flattened tensors, in FP64."""
+    pairs = zip(torch.split(start.reshape(-1), BLOCK), torch.split(end.reshape(-1), BLOCK), strict=True)
+    sums = [(float((a * a).sum()), float((b * b).sum()), float((a * b).sum())) for a, b in _in_float64(pairs)]
+    first, second, mixed = zip(*sums, strict=True)
+    return math.fsum(first), math.fsum(second), math.fsum(mixed)
+
+
+def _in_float64(pairs: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    return ((left.to(torch.float64), right.to(torch.float64)) for left, right in pairs)
