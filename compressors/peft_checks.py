@@ -5,29 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from compressors.peft_kind_table import SHARED_PREFIX, Kind
 from compressors.peft_layers import PREFIX, BaseLayer, Expected
+from compressors.stored_tensors import Stored, Tensors
 from modelpress.errors import InvalidModel
-
-
-class Stored(Protocol):
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-
-class Tensors(Protocol):
-    """A model's or an adapter's tensors by stored name: all shapes at once, values one tensor at a time."""
-
-    @property
-    def tensors(self) -> Mapping[str, Stored]: ...
-    def load(self, name: str, /) -> Tensor: ...
 
 
 @dataclass(frozen=True)

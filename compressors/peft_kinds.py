@@ -20,7 +20,6 @@ from torch import Tensor
 from compressors.changes import Rows
 from compressors.peft_checks import (
     Sorted,
-    Tensors,
     check_module,
     check_patterns,
     check_shared,
@@ -30,6 +29,7 @@ from compressors.peft_checks import (
 from compressors.peft_configs import kind_of, peft_config_of
 from compressors.peft_kind_table import Kind, Part
 from compressors.peft_layers import BaseLayer, Layout, expected_tensors, merged_module
+from compressors.stored_tensors import Tensors
 from modelpress.errors import InvalidModel
 
 LAYOUTS: Mapping[int, Layout] = {1: "Norm", 2: "Linear", 3: "Conv", 4: "Conv", 5: "Conv"}
