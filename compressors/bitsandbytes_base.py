@@ -112,7 +112,7 @@ def _weight_of(name: str, stored: Stored) -> str | None:
 
 
 def _parts(weight: str, tensors: Mapping[str, Stored]) -> tuple[Scheme, dict[str, str]]:
-    if tensors[weight].dtype == torch.int8:
+    if tensors[weight].dtype == torch.int8 and f"{weight}.absmax" not in tensors:
         rows = {part: weight.removesuffix("weight") + part for part in ("SCB", "weight_format")}
         _need(weight, (rows["SCB"],), tensors)
         return "int8", {"weight": weight, **{part: name for part, name in rows.items() if name in tensors}}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PEFT_TYPE_TO_CONFIG_MAPPING, PeftModel, PeftType
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -373,3 +373,18 @@ def test_classes_that_a_configuration_names_are_never_imported(lokr: Path) -> No
     mapping = {"base_model_class": "Missing", "parent_library": "a_module_that_is_not_there"}
     config = config_of(lokr) | {"auto_mapping": mapping, "megatron_core": "a_module_that_is_not_there"}
     assert read(lokr, dict(make_net().state_dict()), config).changes
+
+
+@torch.no_grad()
+def test_a_base_weight_that_peft_saved_along_is_the_one_that_is_merged_into(tmp_path: Path) -> None:
+    folder = save_adapter(tmp_path, "HIRA", {"r": 2, "target_modules": ["embed"]})
+    along = "base_model.model.embed.base_layer.weight"
+    tensors = load_file(folder / "adapter_model.safetensors") | {along: torch.full((TOKENS, WIDTH), 0.5)}
+    save_file(tensors, folder / "adapter_model.safetensors")
+    base = dict(make_net().state_dict())
+    expected = PeftModel.from_pretrained(make_net(), folder).merge_and_unload().state_dict()["embed.weight"]
+    merged = read(folder, base).changes["embed.weight"].begin(base["embed.weight"])(0, TOKENS)
+    torch.testing.assert_close(merged, expected, rtol=1e-6, atol=1e-6)
+    save_file(tensors | {along: torch.ones(TOKENS + 1, WIDTH)}, folder / "adapter_model.safetensors")
+    with pytest.raises(InvalidModel, match=r"base_layer\.weight.+\[17, 8\].+\[16, 8\]"):
+        read(folder, base)
