@@ -14,7 +14,7 @@ import torch
 
 from compressors.folders import CONFIG
 from compressors.merge_figures import Figures, FiguresMonitor
-from compressors.merged_folder import with_dtype, write_beside
+from compressors.merged_folder import OUTPUT_DTYPES, with_dtype, write_beside
 from compressors.output_plan import OutputPlan
 from compressors.same_architecture import check_full_precision, compare_configs, compare_tensors, compare_tokenizers
 from compressors.stages import Monitor, NamedSource, StreamJob
@@ -26,12 +26,6 @@ from modelpress.recipes import MergeModels
 from modelpress.reports import StageRecord
 
 VERSION = 1
-OUTPUT_DTYPES: Mapping[str, torch.dtype | None] = {
-    "stored": None,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 def run(arguments: MergeModels, job: StreamJob, monitor: Monitor) -> StageRecord:
@@ -59,15 +53,12 @@ def run(arguments: MergeModels, job: StreamJob, monitor: Monitor) -> StageRecord
         version=VERSION,
         touched=tuple(changed),
         details={
-            "models": [{"name": model.name, "weight": model.weight} for model in models],
-            "merge_method": arguments.merge_method,
-            "density": arguments.density,
-            "seed": job.seed,
+            **described(arguments, models, seed=job.seed),
+            **figures.summary(arguments.merge_method),
             "relative_change": changed,
             "tensors_added": [],
             "tensors_byte_identical": len(base.tensors) - len(changed),
             "dtypes": dtypes(base, models, plan),
-            **figures.summary(arguments.merge_method),
         },
         warnings=(*warnings, *left_out),
     )
@@ -148,6 +139,16 @@ def check_changed(outcome: MergeOutcome, figures: Figures) -> None:
         "the merge changes nothing: the models' tensors are those of the base, or their weights are 0 or so small that "
         "every change is rounded away"
     )
+
+
+def described(arguments: MergeModels, models: Sequence[Checkpoint], *, seed: int) -> dict[str, Any]:
+    """What was merged how. The seed matters to DARE only."""
+    return {
+        "models": [{"name": model.name, "weight": model.weight} for model in models],
+        "merge_method": arguments.merge_method,
+        "density": arguments.density,
+        "seed": seed,
+    }
 
 
 def dtypes(base: WeightFiles, models: Sequence[Checkpoint], plan: OutputPlan) -> dict[str, dict[str, int]]:

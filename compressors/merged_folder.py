@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from compressors.folders import CONFIG, FOREIGN_WEIGHTS
 from compressors.output_plan import OutputPlan
 from compressors.weight_files import WeightFiles, json_bytes, read_json
 from modelpress.errors import DataLoss
 from modelpress.stored_folders import Sink
+
+OUTPUT_DTYPES: Mapping[str, torch.dtype | None] = {
+    "stored": None,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+"""By `output_dtype`; None: each tensor keeps its own."""
 
 
 def write_beside(base: WeightFiles, plan: OutputPlan, *, config: Mapping[str, Any], sink: Sink) -> tuple[str, ...]:
