@@ -104,10 +104,13 @@ class _Fit:
             self._check_shape(weight, wanted, found=found)
 
     def _check_convolution(self, weight: str, a: Shape, b: Shape, found: Shape | None) -> None:
-        """A grouped convolution's weight is [out, in / groups, *kernel]."""
-        wanted = [b[0], *a[1:]]
-        if found is not None and len(found) == len(wanted) and found[1] and wanted[1] % found[1] == 0:
-            wanted[1] = found[1]
+        """A grouped convolution's weight is [out, in / groups, *kernel]; lora_B's columns say the adapter's groups."""
+        wanted = [b[0], a[1] * b[1] // a[0], *a[2:]]
+        if found is not None and found != wanted and (found[:1], found[2:]) == (wanted[:1], wanted[2:]):
+            self._fail(
+                f"its change of {weight!r} has shape {wanted}, and the base's grouped convolution {found}",
+                "no weight of that layer can hold it: train the adapter without the layer",
+            )
         self._check_shape(weight, wanted, found=found)
 
     def _check_shape(self, name: str, wanted: Shape, *, found: Shape | None) -> None:

@@ -93,7 +93,7 @@ def _check_lora(config: Mapping[str, Any], weights: Mapping[str, Weight]) -> Non
         _fail("BAD_ADAPTER", WEIGHTS, "holds no LoRA matrices: nothing could be merged")
     ranks = _ranks_of(config)
     for name, module in found.modules.items():
-        _check_pair(name, module, ranks, fused=is_on_parameter(name, config))
+        _check_pairs(name, module, ranks, fused=is_on_parameter(name, config))
         _check_magnitude(name, module, uses_dora=bool(config.get("use_dora")))
 
 
@@ -105,12 +105,16 @@ def _ranks_of(config: Mapping[str, Any]) -> frozenset[int]:
     return frozenset(ranks)
 
 
-def _check_pair(name: str, module: LoraModule, ranks: frozenset[int], *, fused: bool) -> None:
+def _check_pairs(name: str, module: LoraModule, ranks: frozenset[int], *, fused: bool) -> None:
     """Both halves are there and have the same rank, an allowed one; of `fused` experts, a multiple of it."""
-    first, second = next((pair for pair in PAIRS if any(part in module.parts for part in pair)), PAIRS[0])
+    pairs = [pair for pair in PAIRS if any(part in module.parts for part in pair)]
+    if len(pairs) != 1:
+        parts = ", ".join(f"lora_{part}" for part in module.parts)
+        _fail("BAD_ADAPTER", name, f"has {parts}: a layer has one pair of factors, lora_A and lora_B")
+    first, second = pairs[0]
     for part, other in ((first, second), (second, first)):
         if part not in module.parts:
-            there = next(iter(module.parts.values())) if other not in module.parts else module.parts[other]
+            there = module.parts[other]
             _fail("BAD_ADAPTER", name, f"has {there!r} and no lora_{part}: half of the adapter is missing")
     a, b = module.shape(first), module.shape(second)
     shapes = f"has lora_{first} {a} and lora_{second} {b}"

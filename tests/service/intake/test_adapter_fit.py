@@ -63,6 +63,7 @@ def refuse(adapters: dict[str, dict[str, Any]], facts: dict[str, Any], merge: Me
         pair("lm_head", [2, 8], [12, 2]),
         table_pair("model.embed_tokens", [2, 12], [8, 2]),
         pair("model.layers.0.mixer.conv2d", [2, 6, 3, 3], [8, 2, 1, 1]),
+        pair("model.layers.0.mixer.conv1d", [8, 8, 4], [8, 1, 1]),
         {"model.norm.weight": [8]},
         {**pair("lm_head", [2, 8], [12, 2]), "lm_head.base_layer.weight": [12, 8]},
         {"model.embed_tokens.weight": [15, 8], "lm_head.modules_to_save.default.weight": [15, 8]},
@@ -87,6 +88,7 @@ def test_what_fits_passes(tensors: dict[str, list[int]]) -> None:
         (table_pair("model.embed_tokens", [2, 15], [8, 2]), ["model.embed_tokens.weight", "[15, 8]", "[12, 8]"]),
         (pair("model.layers.0.mixer.conv2d", [2, 5, 3, 3], [8, 2, 1, 1]), ["[8, 5, 3, 3]", "[8, 6, 3, 3]"]),
         (pair("model.layers.0.mixer.conv2d", [2, 6, 3], [8, 2, 1]), ["conv2d", "[8, 6, 3]", "[8, 6, 3, 3]"]),
+        (pair("model.layers.0.mixer.conv1d", [2, 8, 4], [8, 2, 1]), ["conv1d", "[8, 8, 4]", "[8, 1, 4]", "grouped"]),
         ({"model.norm.weight": [9]}, ["model.norm.weight", "[9]", "[8]"]),
         ({"model.extra.weight": [9]}, ["it replaces 'model.extra.weight' of shape [9]"]),
         ({"score.weight": [3, 8]}, ["score.weight", "[3, 8]", "labels"]),
@@ -159,10 +161,9 @@ def test_a_tied_head_that_is_not_stored_is_left_to_the_merge(
     [
         adapter(pair("model.layers.0.mlp.experts", [6, 8], [10, 6]), target_parameters=["mlp.experts.gate_up_proj"]),
         adapter({"anything.at.all": [1]}) | {"peft_type": "IA3"},
-        adapter(pair("model.layers.0.mixer.conv1d", [2, 8, 4], [8, 2, 1])),
     ],
 )
-def test_experts_other_kinds_and_grouped_convolutions_are_left_to_the_merge(facts: dict[str, Any]) -> None:
+def test_experts_and_other_kinds_are_left_to_the_merge(facts: dict[str, Any]) -> None:
     check_adapters({"a": facts}, base(), MergeLora())
 
 

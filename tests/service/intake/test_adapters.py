@@ -100,6 +100,8 @@ def test_a_rank_pattern_allows_its_ranks(inspect: Inspect, adapter_files: Files)
         (f"{PREFIX}.lora_A.weight", np.ones(2, np.float32), "[2]"),
         (f"{PREFIX}.lora_magnitude_vector", np.ones(8, np.float32), "use_dora is not true"),
         (f"{WORDS}.lora_embedding_A", np.ones((2, 12), np.float32), "lora_embedding_B"),
+        (f"{PREFIX}.lora_embedding_A", np.ones((2, 12), np.float32), "one pair of factors"),
+        ("base_model.model.a.lora_magnitude_vector", np.ones(2, np.float32), "one pair of factors"),
         (f"{WORDS}.lora_embedding_B", np.ones((8, 2), np.float32), "lora_embedding_A"),
         (f"{PREFIX}.lora_A.bias", np.ones(2, np.float32), "lora_A.bias"),
         (f"{PREFIX}.lora_A.default.weight", np.ones((2, 8), np.float32), "lora_A.default"),

@@ -15,7 +15,7 @@ from modelpress.recipes import read_recipe
 from modelpress.requests import Limits
 from service.estimates import EVIDENCE_BYTES, RUNTIME_BYTES, memory_need
 from service.preflight import preflight
-from service.requests import AdapterRequest, ConversionRequest
+from service.requests import AdapterRequest, ConversionRequest, ModelRequest
 from tests.service.intake.tiny import Files, Inspect, jsonl
 
 BASE, ADAPTER, TRAIN, TEST = (digest_bytes(name.encode()) for name in ("base", "adapter", "train", "test"))
@@ -81,6 +81,67 @@ def test_the_memory_estimate_is_the_documented_formula(request_: ConversionReque
     assert need.peak_bytes == RUNTIME_BYTES + 5 * model + 2 * kept
     recipe = untaught.recipe_yaml.replace("quantize,", "quantize, activation_checkpointing: true,")
     assert memory_need(replace(untaught, recipe_yaml=recipe), facts[BASE]).peak_bytes < need.peak_bytes
+
+
+def merging(request: ConversionRequest, *, adapters: int = 1, setting: str = "") -> ConversionRequest:
+    """The same base with so many adapters, merged and nothing else."""
+    names = (f"a{index}" for index in range(adapters))
+    return ConversionRequest(
+        base=request.base,
+        adapters=tuple(AdapterRequest(name, ADAPTER) for name in names),
+        recipe_yaml=f"stages: [{{method: merge_lora{setting}}}, {{method: export, format: safetensors}}]",
+        policy_yaml="gates: {merge_change: {max: 1}}",
+    )
+
+
+@pytest.fixture
+def bare_adapter(facts: dict[Digest, dict[str, Any]]) -> None:
+    """The adapter without its classifier, so that several of it fit together."""
+    tensors = facts[ADAPTER]["tensors"]
+    facts[ADAPTER]["tensors"] = {name: shape for name, shape in tensors.items() if "classifier" not in name}
+
+
+@pytest.mark.usefixtures("bare_adapter")
+def test_a_merge_needs_the_memory_of_its_largest_tensor_and_the_storage_of_its_output(
+    request_: ConversionRequest, facts: Facts
+) -> None:
+    largest = 16 * 8
+    for adapters in (1, 3):
+        need = memory_need(merging(request_, adapters=adapters), facts[BASE])
+        assert need.certain_bytes == RUNTIME_BYTES + 4 * largest
+        assert need.peak_bytes == RUNTIME_BYTES + 4 * (2 + adapters) * largest
+    stored = facts[BASE]["size_bytes"] + facts[ADAPTER]["size_bytes"] + facts[BASE]["weight_bytes"] + EVIDENCE_BYTES
+    estimate = preflight(merging(request_), facts, Server())
+    assert (estimate.storage_bytes, estimate.warnings) == (stored, ())
+    half = {**facts[BASE], "weight_bytes": facts[BASE]["weight_bytes"] // 2}
+    widened = merging(request_, setting=", output_dtype: float32")
+    assert preflight(widened, facts | {BASE: half}, Server()).storage_bytes == stored
+
+
+@pytest.mark.usefixtures("bare_adapter")
+def test_a_merge_s_memory_limit_is_judged_by_its_largest_tensor(request_: ConversionRequest, facts: Facts) -> None:
+    need = memory_need(merging(request_), facts[BASE])
+    with pytest.raises(InvalidRequest, match=str(need.certain_bytes)):
+        preflight(replace(merging(request_), limits=Limits(memory_limit_bytes=need.certain_bytes - 1)), facts, Server())
+    [warning] = preflight(
+        replace(merging(request_), limits=Limits(memory_limit_bytes=need.certain_bytes)), facts, Server()
+    ).warnings
+    assert str(need.peak_bytes) in warning
+    assert "merge fewer at once" in warning
+
+
+def test_an_adapter_or_a_model_that_is_not_there_is_named_by_its_place(
+    request_: ConversionRequest, facts: Facts
+) -> None:
+    nowhere = digest_bytes(b"nowhere")
+    with pytest.raises(NotFound) as missing:
+        preflight(replace(merging(request_), adapters=(AdapterRequest("a", nowhere),)), facts, Server())
+    assert missing.value.field == "inputs.adapters[0].artifact"
+    recipe = "stages: [{method: merge_models}, {method: export, format: safetensors}]"
+    models = (ModelRequest("same", BASE), ModelRequest("m", ADAPTER))
+    with pytest.raises(InvalidRequest, match="kind MODEL") as wrong:
+        preflight(replace(merging(request_), recipe_yaml=recipe, adapters=(), models=models), facts, Server())
+    assert wrong.value.field == "inputs.models[1].artifact"
 
 
 @pytest.mark.parametrize("role", ["base", "train", "evaluation_dataset", "validation", "probes"])
