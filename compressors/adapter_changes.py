@@ -104,8 +104,8 @@ def _add_head(model: MergedModel, missing: Sequence[str], arguments: MergeLora) 
         return
     if not arguments.labels:
         raise InvalidModel(
-            f"the adapter brings {missing[0]!r}, which the base does not have: merge into a base with that head, or name "
-            "the head's classes in the stage's `labels`",
+            f"the adapter brings {missing[0]!r}, which the base does not have: merge into a base with that head, or "
+            "name the head's classes in the stage's `labels`",
             field=missing[0],
         )
     for name in missing:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from compressors.dequantized_base import DequantizedBase
 from compressors.weight_files import StoredTensor, WeightFiles
 from modelpress.errors import InvalidModel
 
@@ -52,7 +53,7 @@ class BaseLayout:
     """The base's config and stored tensors, asked by the names of the loaded model."""
 
     config: Mapping[str, Any]
-    files: WeightFiles
+    files: WeightFiles | DequantizedBase
 
     @property
     def tensors(self) -> Mapping[str, StoredTensor]:
@@ -114,7 +115,7 @@ class BaseLayout:
 
     @cached_property
     def model_class(self) -> Any:
-        """transformers' class of the model, None where it has none of that name for this type. Nothing is made of it."""
+        """transformers' class of the model; None where it has none of that name for this type. No model is made."""
         from transformers.models.auto import modeling_auto
 
         names = self.config.get("architectures") or [None]

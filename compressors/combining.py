@@ -70,7 +70,7 @@ class CutToRank:
 
     def begin(self, stored: Tensor) -> Rows:
         parts = [(delta_rows(edit, stored), weight) for edit, weight in self.full.edits]
-        delta = summed([whole(part, stored) * weight for part, weight in parts])
+        delta = summed([whole(part, stored).mul_(weight) for part, weight in parts])
         if delta.ndim > 1:
             u, s, vh = torch.linalg.svd(delta.flatten(1), full_matrices=False)
             delta = ((u[:, : self.rank] * s[: self.rank]) @ vh[: self.rank]).reshape(delta.shape)

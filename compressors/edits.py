@@ -22,7 +22,7 @@ from compressors.streaming import row_blocks
 Load = Callable[[], Tensor]
 """Reads one tensor of an adapter when it is needed."""
 RowsOf = Callable[[int, int, Tensor], Tensor]
-"""rows(start, stop, base): `base` holds those rows in FP32 and is left alone."""
+"""rows(start, stop, base): `base` holds those rows in FP32 and is left alone; the result is the caller's to change."""
 
 
 class Additive(ABC):
@@ -132,7 +132,7 @@ class Shift(Additive):
 
     def deltas(self, stored: Tensor) -> RowsOf:
         value = wide(self.value()) * self.scaling
-        return lambda start, stop, base: value[start:stop]
+        return lambda start, stop, base: value[start:stop].clone()
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Replacement(Rewriting):
     def rewritten(self, stored: Tensor) -> RowsOf:
         value = self.value()
         value = value if value.ndim else value.reshape(1)
-        return lambda start, stop, base: wide(value[start:stop])
+        return lambda start, stop, base: wide(value[start:stop]).clone()
 
 
 @dataclass(frozen=True)
@@ -222,7 +222,7 @@ def result_rows(edit: Edit, stored: Tensor) -> RowsOf:
     if isinstance(edit, Rewriting):
         return edit.rewritten(stored)
     deltas = edit.deltas(stored)
-    return lambda start, stop, base: deltas(start, stop, base) + base
+    return lambda start, stop, base: deltas(start, stop, base).add_(base)
 
 
 Weighted = Sequence[tuple[Edit, float]]
@@ -243,21 +243,21 @@ class WeightedSum:
 
         def rows(start: int, stop: int) -> Tensor:
             base = wide(stored[start:stop])
-            return summed([_times(part(start, stop, base), weight) for part, weight in parts]) + base
+            return summed([_times(part(start, stop, base), weight) for part, weight in parts]).add_(base)
 
         return rows
 
 
 def summed(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum in the order given, of at least one tensor."""
+    """The sum in the order given, of at least one tensor; it takes the first one's place."""
     first, *others = tensors
     for tensor in others:
-        first = first + tensor
+        first.add_(tensor)
     return first
 
 
 def _times(tensor: Tensor, weight: float) -> Tensor:
-    return tensor if weight == 1 else tensor * weight
+    return tensor if weight == 1 else tensor.mul_(weight)
 
 
 def lora_factors(edit: Edit) -> tuple[LowRank | Experts, ...]:

@@ -16,6 +16,7 @@ from compressors.adapter_config import FILE, LoraSettings, read_adapter_settings
 from compressors.adapter_names import read_adapter_tensors, refuse_non_finite
 from compressors.adapters import Adapter
 from compressors.base_layout import BaseLayout
+from compressors.dequantized_base import open_base
 from compressors.edits import Edit, lora_factors
 from compressors.lora_adapters import read_lora
 from compressors.merged_folder import write_beside
@@ -37,13 +38,14 @@ def run(arguments: MergeLora, job: StreamJob, monitor: Monitor) -> StageRecord:
     Raises InvalidRecipe for an unknown adapter, InvalidModel for one that does not fit or changes nothing.
     """
     sources = choose(arguments, job.merged)
-    layout = BaseLayout(read_json(job.base, "config.json"), WeightFiles.read(job.base))
+    files, config = WeightFiles.read(job.base), read_json(job.base, "config.json")
+    layout = BaseLayout(config, open_base(files, config, arguments))
     adapters = [(source, read_adapter(source, layout)) for source in sources]
     model = merged_model(layout, adapters, arguments, seed=job.seed)
     plan = model.plan(arguments)
-    outcome = merge_files(layout.files, plan, job, monitor)
+    outcome = merge_files(files, plan, job, monitor)
     check_changed(outcome, model)
-    left_out = write_beside(layout.files, plan, config=model.config, sink=job.sink)
+    left_out = write_beside(files, plan, config=model.config, sink=job.sink)
     return record(arguments, model, outcome, adapters=adapters, warnings=left_out)
 
 

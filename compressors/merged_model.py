@@ -15,6 +15,7 @@ import torch
 
 from compressors.base_layout import BaseLayout
 from compressors.changes import Change, Unchanged
+from compressors.dequantized_base import DequantizedBase
 from compressors.merged_folder import with_dtype
 from compressors.output_plan import OutputFile, OutputPlan, OutputTensor
 from compressors.weight_files import StoredTensor, WeightFile
@@ -83,7 +84,12 @@ class MergedModel:
         files = [self._file(file, by_stored, dtype) for file in self.layout.files.files]
         last = files[-1]
         new = tuple(self._added(name, dtype) for name in self.added)
-        return OutputPlan((*files[:-1], OutputFile(last.origin, (*last.tensors, *new))))
+        plan = OutputPlan((*files[:-1], OutputFile(last.origin, (*last.tensors, *new))))
+        if not isinstance(self.layout.files, DequantizedBase):
+            return plan
+        self.config.pop("quantization_config", None)
+        self.notes.append(f"{len(self.layout.files.weights)} weights were dequantized: the output is not quantized")
+        return self.layout.files.decoded(plan)
 
     def _file(self, file: WeightFile, by_stored: Mapping[str, str], dtype: torch.dtype | None) -> OutputFile:
         tensors = []

@@ -43,7 +43,8 @@ def read_other_adapter(source: NamedSource, settings: OtherSettings, layout: Bas
         target = plain_name(key.removeprefix(PREFIX), trained_biases=False)
         if target is None or not settings.saves(target) or target in edits:
             raise InvalidModel(
-                f"adapter {source.name!r}: {key} belongs to no {settings.peft_type} layer and is not in modules_to_save",
+                f"adapter {source.name!r}: {key} is of no {settings.peft_type} layer and not in modules_to_save: save "
+                "the adapter again with PEFT",
                 field=key,
             )
         edits[target] = Replacement(partial(files.load, key))

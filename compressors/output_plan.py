@@ -7,11 +7,12 @@ byte for byte.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
 import torch
+from torch import Tensor
 
 from compressors.changes import Change
 from compressors.weight_files import DTYPE_NAMES, StoredTensor, WeightFile, WeightFiles, json_bytes, read_json
@@ -23,7 +24,8 @@ ALIGNMENT = 8
 class OutputTensor:
     """One tensor of the output. Without a change its bytes are those of `stored`.
 
-    `stored` is what the change begins with; None for a tensor that comes from the change alone.
+    `stored` is what the change begins with; None for a tensor that comes from the change alone. `decode` makes the
+    base's values of the stored ones, where those are codes.
     """
 
     name: str
@@ -31,6 +33,7 @@ class OutputTensor:
     shape: tuple[int, ...]
     stored: StoredTensor | None
     change: Change | None = None
+    decode: Callable[[Tensor], Tensor] | None = None
 
     @property
     def size_bytes(self) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -79,15 +79,27 @@ def merge_files(base: WeightFiles, plan: OutputPlan, job: StreamJob, monitor: Mo
     """
     outcome = MergeOutcome.resumed(monitor.checkpoint())
     steps = len(plan.files)
-    for step, file in enumerate(plan.files, 1):
-        finished = outcome.files.get(file.path)
-        if file.is_kept:
-            _must_keep(base.source.files[file.path], job)
-        elif finished is None or not job.sink.keep(finished):
-            _Shard(base, file, job).merge_into(outcome)
-            monitor.save_checkpoint(step, outcome.save)
-        monitor.progress(Progress(step=step, steps=steps))
+    with _one_thread():
+        for step, file in enumerate(plan.files, 1):
+            finished = outcome.files.get(file.path)
+            if file.is_kept:
+                _must_keep(base.source.files[file.path], job)
+            elif finished is None or not job.sink.keep(finished):
+                _Shard(base, file, job).merge_into(outcome)
+                monitor.save_checkpoint(step, outcome.save)
+            monitor.progress(Progress(step=step, steps=steps))
     return outcome
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Reading and writing have the other cores: threads that wait for small blocks would take them away."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _must_keep(entry: FileEntry, job: StreamJob) -> None:
@@ -199,11 +211,12 @@ class _Merging:
         if tensor.change is None:
             raise ValueError(f"{tensor.name} does not change")
         self._tensor = tensor
-        self.rows = tensor.change.begin(stored)
-        comparable = tuple(stored.shape) == (tensor.shape or (1,)) and stored.is_floating_point()
-        self._before = stored if comparable else None
+        base = stored if tensor.decode is None else tensor.decode(stored)
+        self.rows = tensor.change.begin(base)
+        comparable = tuple(base.shape) == (tensor.shape or (1,)) and base.is_floating_point()
+        self._before = base if comparable else None
         self._moved = self._norm = 0.0
-        self._same_bytes = self._before is not None and self._before.dtype == tensor.dtype
+        self._same_bytes = comparable and base.dtype == tensor.dtype and tensor.decode is None
 
     def round_into(self, data: Tensor, merged: Tensor, block: tuple[int, int]) -> None:
         """Round `merged`, the rows of `block`, once, into the bytes `data`."""
@@ -212,10 +225,11 @@ class _Merging:
         if self._before is None:
             self._add(sum_of_squares(wide(rounded)), merged)
             return
-        before = self._before[slice(*block)]
-        self._add(sum_of_squares(torch.sub(wide(rounded), wide(before))), merged)
-        self._norm += sum_of_squares(wide(before))
-        self._same_bytes = self._same_bytes and same_bytes(rounded, before)
+        stored = self._before[slice(*block)]
+        before = wide(stored)
+        self._norm += sum_of_squares(before)
+        self._add(sum_of_squares(wide(rounded) - before), merged)
+        self._same_bytes = self._same_bytes and same_bytes(rounded, stored)
 
     def record(self) -> TensorRecord:
         if self._before is None:
