@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from evaluators.stored_weights import NotComparable
 
-PROBES = 32
+PROBES = 16
 ROWS = 4096
 """Of an embedding at a time; all of its rows are compared."""
 

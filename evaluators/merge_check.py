@@ -115,7 +115,8 @@ class _Check:
         return LayerComparison(base, merged, reference, adapters, self.arguments, self.setting).run()
 
     def logits(self) -> LogitComparison:
-        check_memory(max(self.base.parameters, self.merged.parameters), limit_bytes=self.setting.memory_limit_bytes)
+        for weights in (self.base, self.merged):
+            check_memory(weights, limit_bytes=self.setting.memory_limit_bytes)
         rows = token_rows(empty_model(self.merged.config), seed=self.setting.seed)
         return compare_logits(
             partial(self._run_by_peft, read_adapters(self.adapters)),

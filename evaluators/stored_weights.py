@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from modelpress.errors import InvalidModel
-from modelpress.safetensors_header import read_header
+from modelpress.safetensors_header import DTYPE_BITS, read_header
 from modelpress.stored_folders import Source
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -70,6 +70,10 @@ class StoredWeights:
     @property
     def parameters(self) -> int:
         return sum(tensor.elements for tensor in self.tensors.values())
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(tensor.elements * DTYPE_BITS[tensor.dtype] // 8 for tensor in self.tensors.values())
 
     def load(self, name: str) -> Tensor:
         """The tensor in its stored dtype, on the CPU; NotComparable for a dtype that torch cannot compute with."""

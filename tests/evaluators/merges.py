@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,39 +14,24 @@ from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from evaluators.merge_check import CheckedAdapter, CheckSetting, MergedModels, StoredModel, check_merge
-from modelpress.digests import digest_bytes
-from modelpress.manifests import FileEntry
 from modelpress.recipes import MergeLora
+from service.storage.store import ContentStore
+from service.storage.stored_folders import StoredFolder
 
 GIB = 1 << 30
 
 
-class FolderSource:
-    """A plain folder, read as the content store's are."""
+class CountedFolder(StoredFolder):
+    """A folder in a content store beside it that remembers how many bytes each read took."""
 
     def __init__(self, folder: Path):
-        self.folder = folder
+        store = ContentStore(str(folder.parent / "store"), scratch=folder.parent / "scratch")
+        super().__init__(store.put_folder(folder), store)
         self.bytes_read = []
-
-    @property
-    def files(self):
-        return {
-            path.name: FileEntry(path.name, path.stat().st_size, digest_bytes(b""))
-            for path in self.folder.iterdir()
-            if path.is_file()
-        }
 
     def read_into(self, path, offset, buffer):
         self.bytes_read.append(len(buffer))
-        with (self.folder / path).open("rb") as file:
-            file.seek(offset)
-            assert file.readinto(buffer) == len(buffer)
-
-    def stream(self, path):
-        raise NotImplementedError
-
-    def verify(self, path):
-        raise NotImplementedError
+        super().read_into(path, offset, buffer)
 
 
 def save_base(model, folder, *, dtype=torch.float32):
@@ -108,13 +94,12 @@ def check_layers(base, merged, *adapters, **options):
 
 def check(base, merged, *adapters, weights=(), memory_limit_bytes=4 * GIB, progress=lambda *_: None, **arguments):
     """`check_merge` on folders; adapters have weight 1 unless `weights` says otherwise."""
-    folders = [FolderSource(base), FolderSource(merged)]
     checked = [
         CheckedAdapter(f"a{i}", folder, weight)
         for i, (folder, weight) in enumerate(zip(adapters, weights or [1.0] * len(adapters), strict=True))
     ]
     return check_merge(
-        MergedModels(*(StoredModel(source, lambda source=source: source.folder) for source in folders)),
+        MergedModels(*(StoredModel(CountedFolder(folder), partial(Path, folder)) for folder in (base, merged))),
         checked,
         arguments=MergeLora(**arguments),
         setting=CheckSetting(seed=3, device="cpu", memory_limit_bytes=memory_limit_bytes, progress=progress),

@@ -17,7 +17,7 @@ from evaluators.stored_weights import NotComparable, StoredWeights
 from modelpress.errors import InvalidModel
 from modelpress.recipes import MergeLora
 from modelpress.reports import MergeReport
-from tests.evaluators.merges import FolderSource, check, check_layers, load, merge_by_peft, rewrite, save_base, train
+from tests.evaluators.merges import CountedFolder, check, check_layers, load, merge_by_peft, rewrite, save_base, train
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 
@@ -52,7 +52,7 @@ def test_the_same_merge_gives_the_same_record_which_the_report_takes(base, adapt
 
 
 def test_only_ranges_of_what_is_compared_are_read(base, adapter, tmp_path):
-    base_source, merged_source = (FolderSource(folder) for folder in (base, base))
+    base_source, merged_source = (CountedFolder(folder) for folder in (base, base))
 
     def fetch():
         raise AssertionError("no copy is made of a model that does not fit")
@@ -75,7 +75,7 @@ def test_memory_that_is_short_is_named_with_both_figures(base, adapter):
     assert found["layers"] == 2
     assert found["logits"] is None
     assert "100000000" in found["logits_missing"]
-    assert str(StoredWeights.open(FolderSource(base)).parameters) in found["logits_missing"]
+    assert str(StoredWeights.open(CountedFolder(base)).parameters) in found["logits_missing"]
     found = check(base, base, adapter, memory_limit_bytes=1000)
     assert (found["layers"], found["layer_difference"], found["layer"]) == (0, None, "")
     assert all("1000" in reason for reason in found["not_compared"].values())
