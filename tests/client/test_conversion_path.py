@@ -5,7 +5,9 @@ import re
 import shutil
 import threading
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from modelpress.cli.app import run
 from modelpress.cli.exits import Exit
@@ -157,10 +159,33 @@ def test_the_pipeline_of_the_documentation_ends_with_a_verified_folder(address, 
     for document in inputs.glob("*.yaml"):
         shutil.copy(document, tmp_path)
     cli("key", "--output", "public-key.pem")
-    pipeline, use, _ = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "docs/python.md").read_text(), re.MULTILINE | re.DOTALL
-    )
+    pipeline, use, _ = documented()
     exec(compile(pipeline.replace("127.0.0.1:8471", address), "python.md", "exec"), {})  # noqa: S102
     assert "APPROVED sha256:" in capsys.readouterr().out
     exec(compile(use, "python.md", "exec"), {})  # noqa: S102
     assert capsys.readouterr().out in ("['benign']\n", "['injection']\n")
+
+
+def test_the_merge_of_the_documentation_gives_the_weights_that_the_formula_does(
+    address, merge_inputs, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for source, name in (("base", "base"), ("lora-a", "lora")):
+        shutil.copytree(merge_inputs / source, tmp_path / name)
+    for source, name in (("recipe", "merge"), ("policy", "merge-policy")):
+        shutil.copy(merge_inputs / f"{source}.yaml", tmp_path / f"{name}.yaml")
+    _, _, merge = documented()
+    exec(compile(merge.replace("127.0.0.1:8471", address), "python.md", "exec"), {})  # noqa: S102
+    base, merged = (load_file(tmp_path / f"{folder}/model.safetensors") for folder in ("base", "merged/model"))
+    lora = load_file(tmp_path / "lora/adapter_model.safetensors")
+    name = "model.layers.0.self_attn.q_proj"
+    a, b = (lora[f"base_model.model.{name}.lora_{part}.weight"].astype(np.float64) for part in "AB")
+    wanted = base[f"{name}.weight"] + 0.7 * (1 / 2) * b @ a
+    np.testing.assert_allclose(merged[f"{name}.weight"], wanted, rtol=0, atol=1e-7)
+    assert all(np.array_equal(merged[other], base[other]) for other in base if other != f"{name}.weight")
+
+
+def documented():
+    """The programs of docs/python.md, in their order."""
+    page = (ROOT / "docs/python.md").read_text()
+    return re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

@@ -113,9 +113,9 @@ def write_llama(folder: Path, seed: int = 0) -> None:
 
 
 def write_adapter(folder: Path, seed: int = 0) -> None:
-    """A rank-2 LoRA on the Llama's q_proj."""
+    """A rank-2 LoRA on the Llama's q_proj, scaled by a half."""
     folder.mkdir()
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 1, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     module = "base_model.model.model.layers.0.self_attn.q_proj"
     shapes: dict[str, tuple[int, ...]] = {
