@@ -58,7 +58,7 @@ class Combined:
     def begin(self, stored: Tensor) -> Rows:
         vectors = [whole(delta_rows(edit, stored), stored) for edit, _ in self.edits]
         vector = combine(vectors, [weight for _, weight in self.edits], self.combination, seeds=self.seeds)
-        return lambda start, stop: wide(stored[start:stop]) + vector[start:stop]
+        return lambda start, stop: wide(stored[start:stop]) - (0.0 - vector[start:stop])
 
 
 @dataclass(frozen=True)

@@ -16,18 +16,11 @@ import torch
 from compressors.base_layout import BaseLayout
 from compressors.changes import Change, Unchanged
 from compressors.dequantized_base import DequantizedBase
-from compressors.merged_folder import with_dtype
+from compressors.merged_folder import OUTPUT_DTYPES, with_dtype
 from compressors.output_plan import OutputFile, OutputPlan, OutputTensor
 from compressors.weight_files import StoredTensor, WeightFile
 from modelpress.errors import InvalidModel
 from modelpress.recipes import MergeLora
-
-OUTPUT_DTYPES: Mapping[str, torch.dtype | None] = {
-    "stored": None,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 @dataclass

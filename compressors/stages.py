@@ -21,15 +21,6 @@ from modelpress.stored_folders import Sink, Source
 
 
 @dataclass(frozen=True)
-class Adapter:
-    """A PEFT adapter folder, its name in the request and its weight in the merge."""
-
-    name: str
-    folder: Path
-    weight: float = 1.0
-
-
-@dataclass(frozen=True)
 class Data:
     """Training rows and the held-out rows that no training step sees; `provenance` says how they were split."""
 
@@ -47,7 +38,6 @@ class Job:
     seed: int
     device: str = "cpu"
     threads: int = 1
-    adapters: tuple[Adapter, ...] = ()
     teacher: Path | None = None
     """The merged, unpruned model: what `recover` and `quantize` distil from."""
     evidence: Path | None = None

@@ -14,15 +14,17 @@ import torch
 from safetensors.torch import load_file
 
 from compressors.folders import companion_files, load_model
-from compressors.registry import COMPRESSORS
-from compressors.stages import Adapter, Data, Job, SilentMonitor
+from compressors.registry import COMPRESSORS, STREAMING
+from compressors.stages import Data, Job, NamedSource, SilentMonitor, StreamJob
 from modelpress.manifests import Manifest, scan_folder
-from modelpress.recipes import Export, MergeLora, Prune, Quantize, Recover
+from modelpress.recipes import Export, MergeLora, MergeModels, Prune, Quantize, Recover
 from modelpress.reports import StageRecord
+from service.storage.store import ContentStore
+from service.storage.stored_folders import StoredFolder, StoreSink
 
 
 class Method(NamedTuple):
-    """`needs` names what stands in the job beside the model: `adapter`, `data`, `teacher`."""
+    """`needs` names what stands in the job beside the model: `adapter`, `model`, `data`, `teacher`."""
 
     arguments: Any
     needs: tuple[str, ...]
@@ -31,6 +33,7 @@ class Method(NamedTuple):
 
 METHODS: Mapping[str, Method] = {
     "merge_lora": Method(MergeLora(), needs=("adapter",)),
+    "merge_models": Method(MergeModels(), needs=("model",)),
     "prune": Method(Prune(ratio=0.5), needs=("data",)),
     "recover": Method(
         Recover(steps=12, batch_size=16, checkpoint_every=4, learning_rate=2e-3), needs=("data", "teacher")
@@ -59,14 +62,13 @@ def noisy_bert(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def make_job(bert: Path, noisy_bert: Path, data: Data, make_adapter, tmp_path: Path) -> Callable[[str], Job]:
+def make_job(bert: Path, noisy_bert: Path, data: Data, tmp_path: Path) -> Callable[[str], Job]:
     def make(name: str) -> Job:
         needs = METHODS[name].needs
         return Job(
             model=noisy_bert,
             output=tmp_path / "output",
             seed=7,
-            adapters=(Adapter("one", make_adapter()),) if "adapter" in needs else (),
             data=data if "data" in needs else None,
             teacher=bert if "teacher" in needs else None,
             evidence=tmp_path / "evidence",
@@ -75,17 +77,38 @@ def make_job(bert: Path, noisy_bert: Path, data: Data, make_adapter, tmp_path: P
     return make
 
 
-def compress(name: str, job: Job) -> tuple[StageRecord, Manifest]:
-    record = COMPRESSORS[name].run(METHODS[name].arguments, job, SilentMonitor())
-    return record, scan_folder(job.output)
+@pytest.fixture
+def compress(bert: Path, make_adapter, tmp_path: Path) -> Callable[[str, Job], tuple[StageRecord, Manifest]]:
+    """Run a method on a job's folders; a streaming one in a content store that holds them."""
+    others = {"adapter": make_adapter, "model": lambda: bert}
+
+    def stream(name: str, job: Job) -> StageRecord:
+        store = ContentStore(str(tmp_path / "store"), scratch=tmp_path / "scratch")
+        merged = [NamedSource("one", stored(others[need](), store), 0.5) for need in METHODS[name].needs]
+        sink = StoreSink(store)
+        stream_job = StreamJob(base=stored(job.model, store), sink=sink, seed=job.seed, merged=tuple(merged))
+        record = STREAMING[name].run(METHODS[name].arguments, stream_job, SilentMonitor())
+        store.fetch_folder(sink.finish(), job.output)
+        return record
+
+    def run(name: str, job: Job) -> tuple[StageRecord, Manifest]:
+        copying = COMPRESSORS.get(name)
+        record = copying.run(METHODS[name].arguments, job, SilentMonitor()) if copying else stream(name, job)
+        return record, scan_folder(job.output)
+
+    return run
+
+
+def stored(folder: Path, store: ContentStore) -> StoredFolder:
+    return StoredFolder(store.put_folder(folder), store)
 
 
 def test_every_registered_compressor_is_under_these_laws() -> None:
-    assert METHODS.keys() == COMPRESSORS.keys()
+    assert METHODS.keys() == COMPRESSORS.keys() | STREAMING.keys()
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_companion_files_keep_their_bytes(name: str, make_job) -> None:
+def test_companion_files_keep_their_bytes(name: str, make_job, compress) -> None:
     job = make_job(name)
     _, output = compress(name, job)
     source = scan_folder(job.model)
@@ -95,9 +118,9 @@ def test_companion_files_keep_their_bytes(name: str, make_job) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_inputs_are_left_alone(name: str, make_job) -> None:
+def test_the_inputs_are_left_alone(name: str, make_job, compress) -> None:
     job = make_job(name)
-    folders = [job.model, *(adapter.folder for adapter in job.adapters), *([job.teacher] if job.teacher else [])]
+    folders = [job.model, *([job.teacher] if job.teacher else [])]
     before = [scan_folder(folder) for folder in folders]
     compress(name, job)
 
@@ -105,7 +128,7 @@ def test_the_inputs_are_left_alone(name: str, make_job) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_equal_inputs_give_equal_bytes_and_equal_records(name: str, make_job, tmp_path: Path) -> None:
+def test_equal_inputs_give_equal_bytes_and_equal_records(name: str, make_job, compress, tmp_path: Path) -> None:
     job = make_job(name)
     first = compress(name, job)
     torch.manual_seed(12345)
@@ -115,17 +138,17 @@ def test_equal_inputs_give_equal_bytes_and_equal_records(name: str, make_job, tm
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_record_is_complete_and_survives_json(name: str, make_job) -> None:
+def test_the_record_is_complete_and_survives_json(name: str, make_job, compress) -> None:
     record, _ = compress(name, make_job(name))
 
-    assert record.method == name and record.version == COMPRESSORS[name].version
+    assert record.method == name and record.version == {**COMPRESSORS, **STREAMING}[name].version
     assert record.arguments == METHODS[name].arguments.model_dump(mode="json")
     assert record.touched
     assert StageRecord.model_validate(json.loads(record.model_dump_json())) == record
 
 
 @pytest.mark.parametrize("name", SAFETENSORS)
-def test_exactly_the_tensors_that_are_named_change(name: str, make_job) -> None:
+def test_exactly_the_tensors_that_are_named_change(name: str, make_job, compress) -> None:
     job = make_job(name)
     record, _ = compress(name, job)
     before, after = (load_file(folder / "model.safetensors") for folder in (job.model, job.output))
@@ -136,7 +159,7 @@ def test_exactly_the_tensors_that_are_named_change(name: str, make_job) -> None:
 
 
 @pytest.mark.parametrize("name", SAFETENSORS)
-def test_the_output_loads_with_every_tensor_as_stored(name: str, make_job) -> None:
+def test_the_output_loads_with_every_tensor_as_stored(name: str, make_job, compress) -> None:
     job = make_job(name)
     compress(name, job)
 
@@ -146,7 +169,7 @@ def test_the_output_loads_with_every_tensor_as_stored(name: str, make_job) -> No
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", METHODS)
-def test_on_a_gpu_it_touches_what_it_touches_on_the_cpu(name: str, make_job, tmp_path: Path) -> None:
+def test_on_a_gpu_it_touches_what_it_touches_on_the_cpu(name: str, make_job, compress, tmp_path: Path) -> None:
     on_cpu, _ = compress(name, make_job(name))
     on_gpu, output = compress(name, replace(make_job(name), device="cuda", output=tmp_path / "on-gpu"))
 
