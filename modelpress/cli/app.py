@@ -24,7 +24,7 @@ def build_app() -> typer.Typer:
     """A new application with every command."""
     app = typer.Typer(
         name="modelpress",
-        help="Compress a trained model, prove what that cost, and get it back signed. Docs: docs/cli.md.",
+        help="Compress or merge a trained model, prove what that cost, and get it back signed. Docs: docs/cli.md.",
         add_completion=False,
         invoke_without_command=True,
         pretty_exceptions_enable=False,

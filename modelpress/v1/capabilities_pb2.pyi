@@ -79,11 +79,11 @@ class GetCapabilitiesResponse(_message.Message):
 
     @_builtins.property
     def families(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Model families by config `model_type`, e.g. `bert`."""
+        """Model families that every method takes, by config `model_type`, e.g. `bert`; a merge takes any model."""
 
     @_builtins.property
     def formats(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Export formats, e.g. `onnx`."""
+        """Export formats, e.g. `onnx`, or `safetensors` for recipes that only merge."""
 
     @_builtins.property
     def tasks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

@@ -23,25 +23,29 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 SHARED_PREFIX = "base_model."
 """Of tensors that belong to no module, as VeRA's projections do."""
+PLACING = ("bias", "exclude_modules", "layers_pattern", "layers_to_transform", "target_modules", "target_parameters")
+"""Settings of a LoRA that say what its tensors are on."""
 MAX_RANK = 16_384
 CODE_FIELDS = ("megatron_config",)
 """Settings with which PEFT imports a module that the config names."""
 
 
 def inspect_adapter(folder: Folder) -> dict[str, Any]:
-    """Facts of an adapter: its parsed configuration, and every tensor's shape."""
+    """Facts of an adapter: every tensor's shape, and of a LoRA the PLACING settings."""
     refuse_payloads(folder, InvalidModel)
     refuse_other_weights(folder, InvalidModel)
     config = _read_config(folder)
     weights = read_weights(folder, "adapter_model")
     refuse_empty(weights)
     _check_prefixes(weights)
+    placing: tuple[str, ...] = ()
     if config["peft_type"] == "LORA":
         _check_lora(config, weights)
+        placing = PLACING
     refuse_non_finite(folder, weights)
     return {
         "peft_type": config["peft_type"],
-        "config": config,
+        "config": {name: config[name] for name in placing if name in config},
         "tensors": {name: list(weight.tensor.shape) for name, weight in weights.items()},
         "parameters": sum(weight.tensor.elements for weight in weights.values()),
         "warnings": [],

@@ -15,6 +15,7 @@ ACTIVATIONS = frozenset(
     {"gelu", "gelu_new", "gelu_fast", "gelu_python", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish", "tanh"}
 )
 
+CODE_FIELDS = ("auto_map", "custom_pipelines", "trust_remote_code")
 KERNEL_FIELDS = ("attn_implementation", "_attn_implementation", "experts_implementation")
 """transformers loads a kernel from a hub where one of these names its repository."""
 
@@ -45,12 +46,13 @@ def refuse_code_references(settings: Mapping[str, Any], file: str) -> None:
 
     Also in the parts of a model of several (`text_config`, `vision_config`).
     """
-    for part in settings.values():
-        if isinstance(part, dict):
-            refuse_code_references(part, file)
-    named = [field for field in KERNEL_FIELDS if settings.get(field) not in (None, "eager", "sdpa")]
-    for field in ("auto_map", "custom_pipelines", "trust_remote_code", *named):
-        if settings.get(field):
+    parts = [settings]
+    while parts:
+        part = parts.pop()
+        parts += [value for value in part.values() if isinstance(value, dict)]
+        named = [field for field in KERNEL_FIELDS if part.get(field) not in (None, "eager", "sdpa")]
+        field = next((name for name in (*CODE_FIELDS, *named) if part.get(name)), None)
+        if field:
             raise InvalidModel(
                 f"{file}: {field} asks for code that comes with the model, which is never run: "
                 "save the model with one of transformers' own classes",

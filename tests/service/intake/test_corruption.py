@@ -69,6 +69,18 @@ def configs(inspect: Inspect, kind: ArtifactKind, files: Files, path: str) -> in
     )
 
 
+def test_settings_nested_as_deep_as_json_allows_are_answered(
+    inspect: Inspect, base_files: Files, adapter_files: Files
+) -> None:
+    for depth in (10, 100, 500, 900, 980):
+        nested = b'{"a": ' * depth + b"1" + b"}" * depth
+        for kind, files, path in (
+            (ArtifactKind.MODEL, base_files, "config.json"),
+            (ArtifactKind.ADAPTER, adapter_files, "adapter_config.json"),
+        ):
+            answers(inspect, kind, files | {path: files[path][:-1] + b', "auto_mapping": ' + nested + b"}"})
+
+
 def test_every_field_of_every_config_may_hold_anything(
     inspect: Inspect, base_files: Files, adapter_files: Files
 ) -> None:
