@@ -222,7 +222,7 @@ def result_rows(edit: Edit, stored: Tensor) -> RowsOf:
     if isinstance(edit, Rewriting):
         return edit.rewritten(stored)
     deltas = edit.deltas(stored)
-    return lambda start, stop, base: deltas(start, stop, base).add_(base)
+    return lambda start, stop, base: deltas(start, stop, base).to(base.dtype).add_(base)
 
 
 Weighted = Sequence[tuple[Edit, float]]
