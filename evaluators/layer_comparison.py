@@ -75,7 +75,7 @@ class LayerComparison:
             except (NotComparable, *CANNOT) as reason:
                 layers.not_compared[check.name] = one_line(reason)
             self.setting.progress(done, len(checks))
-        covered = {key for check in checks for key in check.keys}
+        covered = {self._aliases.get(key, key) for check in checks for key in check.keys}
         for key in sorted(self.reference.tensors.keys() - covered):
             layers.not_compared[memory_name(key)] = "PEFT has no place for this tensor of the adapter"
         return layers
@@ -200,9 +200,9 @@ class LayerComparison:
     @cached_property
     def _aliases(self) -> dict[str, str]:
         """Names of tensors that PEFT shares between layers -> the name under which an adapter's file has it."""
-        parameters = dict(self.reference.model.named_parameters(remove_duplicate=False))
-        names = {id(parameters[key]): key for key in self.reference.tensors if key in parameters}
-        return {key: names[id(tensor)] for key, tensor in parameters.items() if id(tensor) in names}
+        tensors = dict(tensors_of(self.reference.model))
+        names = {id(tensors[key]): key for key in self.reference.tensors if key in tensors}
+        return {key: names[id(tensor)] for key, tensor in tensors.items() if id(tensor) in names}
 
 
 NO_WEIGHTED_SUM = "PEFT has no weighted sum of trained modules and biases"

@@ -127,7 +127,7 @@ class _Check:
     def _run_by_peft(self, adapters: Sequence[Adapter]) -> Any:
         model = load(self.models.base.fetch(), config=self._reference_config, device=self.setting.device)
         match_vocabulary(model, empty_model(self.merged.config))
-        attached = attach(model, adapters, low_cpu_mem_usage=False)
+        attached = attach(model, adapters)
         combine_all(attached, adapters, self.arguments)
         return attached
 

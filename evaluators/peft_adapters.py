@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peft import PeftConfig, PeftModel, PeftType
+from peft import PeftConfig, PeftType, get_peft_model
 from peft.tuners._buffer_dict import BufferDict
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from torch import Tensor, nn
@@ -73,19 +73,11 @@ def _read(adapter: CheckedAdapter, label: str) -> Adapter:
     return Adapter(label, adapter.folder, adapter.weight, config, kept)
 
 
-def attach(model: Any, adapters: Sequence[Adapter], *, low_cpu_mem_usage: bool) -> Any:
-    """The PeftModel of all adapters, in eval mode; `low_cpu_mem_usage` is PEFT's: adapters are made without memory."""
-    options = {"autocast_adapter_dtype": False, "low_cpu_mem_usage": low_cpu_mem_usage}
-    first, *others = adapters
-    device = str(model.device) if model.device.type != "meta" else "cpu"
-    with quiet():
-        attached = PeftModel.from_pretrained(
-            model, str(first.folder), first.label, config=first.config, torch_device=device, **options
-        )
-        for other in others:
-            attached.add_adapter(other.label, other.config, **options)
-            attached.load_adapter(str(other.folder), other.label, torch_device=device, **options)
-    return attached.eval()
+def attach(model: Any, adapters: Sequence[Adapter]) -> Any:
+    """The PeftModel of a model and all adapters, loaded, in eval mode; the model's modules are wrapped in place."""
+    attached = _wrap(model, adapters, low_cpu_mem_usage=False)
+    _load(attached, adapters, device=str(model.device), low_cpu_mem_usage=False)
+    return attached
 
 
 @dataclass(frozen=True)
@@ -105,24 +97,50 @@ class EmptyReference:
 
 
 def attach_empty(model: Any, adapters: Sequence[Adapter]) -> EmptyReference:
-    """`model` is on the meta device, and its modules are wrapped in place."""
-    tensors: dict[str, list[Brought]] = {}
+    """The same for a model on the meta device: what PEFT would load is kept beside it, by PEFT's names."""
     loaded: list[dict[str, Tensor]] = []
 
     def listen(_module: Any, state: dict[str, Tensor], *_others: Any) -> None:
         loaded.append(dict(state))
         state.clear()
 
-    listening = model.register_load_state_dict_pre_hook(listen)
     for adapter in adapters:
         if adapter.initialisation:
             adapter.config.init_lora_weights = True
-    attached = attach(model, adapters, low_cpu_mem_usage=True)
-    listening.remove()
+    attached = _wrap(model, adapters, low_cpu_mem_usage=True)
+    attached.register_load_state_dict_pre_hook(listen)
+    _load(attached, adapters, device="cpu", low_cpu_mem_usage=True)
+    tensors: dict[str, list[Brought]] = {}
     for adapter, state in zip(adapters, loaded, strict=True):
         for name, tensor in state.items():
             tensors.setdefault(name, []).append(Brought(adapter, tensor))
     return EmptyReference(attached, tensors)
+
+
+def _wrap(model: Any, adapters: Sequence[Adapter], *, low_cpu_mem_usage: bool) -> Any:
+    """`low_cpu_mem_usage` is PEFT's: adapters are made on the meta device, and tensors are put there, not copied."""
+    first, *others = adapters
+    with quiet():
+        attached = get_peft_model(
+            model, first.config, first.label, autocast_adapter_dtype=False, low_cpu_mem_usage=low_cpu_mem_usage
+        )
+        for other in others:
+            attached.add_adapter(
+                other.label, other.config, autocast_adapter_dtype=False, low_cpu_mem_usage=low_cpu_mem_usage
+            )
+    return attached
+
+
+def _load(attached: Any, adapters: Sequence[Adapter], *, device: str, low_cpu_mem_usage: bool) -> None:
+    with quiet():
+        for adapter in adapters:
+            attached.load_adapter(
+                str(adapter.folder),
+                adapter.label,
+                torch_device=device,
+                autocast_adapter_dtype=False,
+                low_cpu_mem_usage=low_cpu_mem_usage,
+            )
 
 
 def labels_of(layer: Any) -> set[str]:

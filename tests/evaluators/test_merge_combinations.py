@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from peft import AdaLoraConfig, IA3Config, LoHaConfig, LoKrConfig, LoraConfig, OFTConfig, PeftModel, get_peft_model
+from peft import (
+    AdaLoraConfig,
+    IA3Config,
+    LoHaConfig,
+    LoKrConfig,
+    LoraConfig,
+    OFTConfig,
+    PeftModel,
+    VeraConfig,
+    get_peft_model,
+)
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
@@ -77,6 +87,7 @@ KINDS = {
     "LoHa": LoHaConfig(r=2, target_modules=["k_proj"]),
     "LoKr": LoKrConfig(r=2, target_modules=["k_proj"]),
     "OFT": OFTConfig(oft_block_size=4, r=0, target_modules=["q_proj"]),
+    "VeRA": VeraConfig(r=4, target_modules=["q_proj"]),
     "AdaLoRA": AdaLoraConfig(target_modules=["q_proj"], total_step=10),
 }
 
