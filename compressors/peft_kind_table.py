@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
-from compressors.peft_layers import BaseLayer
+if TYPE_CHECKING:
+    from compressors.peft_layers import BaseLayer
 
 SHARED_PREFIX = "base_model."
 """What PEFT puts before the name of a tensor that belongs to the whole adapter."""
