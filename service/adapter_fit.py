@@ -7,15 +7,23 @@ here: PEFT's other kinds, fused experts, a tied head that the base does not stor
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
 from modelpress.errors import InvalidModel
-from modelpress.recipes import MergeLora
+from modelpress.merge_recipes import MergeLora
 from service.base_tensors import BaseTensors, is_of_head
 from service.fit import Facts
-from service.intake.lora_tensors import LoraModule, LoraTensors, Shape, is_on_parameter, sort_tensors
+from service.intake.lora_tensors import (
+    LoraModule,
+    LoraTensors,
+    Shape,
+    endings,
+    is_on_parameter,
+    parameter_owners,
+    sort_tensors,
+)
 
 LORA = "LORA"
 CONV1D_TYPES = frozenset({"clvp", "decision_transformer", "gpt2", "imagegpt", "openai-gpt"})
@@ -29,10 +37,11 @@ def check_adapters(adapters: Mapping[str, Facts], base: Facts, merge: MergeLora)
         for name, adapter in adapters.items()
         if adapter["peft_type"] == LORA
     }
+    tensors = BaseTensors(base)
     for index, (name, adapter) in enumerate(adapters.items()):
         if name in sorted_by_name:
             field = f"inputs.adapters[{index}]"
-            _Fit(sorted_by_name[name], adapter["config"], BaseTensors(base), field, bool(merge.labels)).check()
+            _Fit(sorted_by_name[name], adapter["config"], tensors, field, bool(merge.labels)).check()
     _check_apart(sorted_by_name)
     if merge.combination_type == "linear":
         _check_equal_ranks(sorted_by_name)
@@ -53,8 +62,9 @@ class _Fit:
         for name, shape in self.found.whole.items():
             if name not in grown:
                 self._check_whole(name, shape)
+        owners = parameter_owners(self.config)
         for name, module in self.found.modules.items():
-            if not is_on_parameter(name, self.config):
+            if not is_on_parameter(name, owners):
                 self._check_module(f"{name}.weight", module, grown)
         self._check_targets()
 
@@ -121,31 +131,29 @@ class _Fit:
         """Every layer that a plain list of target_modules stands for has its tensors."""
         changed = {f"{name}.weight" for name in self.found.modules} | self.found.whole.keys()
         covered = {candidate for name in changed for candidate in self.base.candidates(name)}
-        for target in _plain_targets(self.config):
-            if not any(_is_named(module, target) for module in (*self.base.modules, *self.found.modules)):
-                self._fail(f"its target_modules names {target!r}, and the base has no such layer")
-            targeted = (f"{m}.weight" for m in self.base.layers if _is_named(m, target))
-            missing = next((weight for weight in targeted if weight not in covered), None)
-            if missing is not None:
-                module = missing.removesuffix(".weight")
+        targets = _plain_targets(self.config)
+        for module in self.base.layers:
+            target = next((ending for ending in endings(module) if ending in targets), None)
+            if target is not None and f"{module}.weight" not in covered:
                 self._fail(f"it has no tensors for {module!r}, which its target_modules {target!r} stands for")
+        modules = (*self.base.modules, *self.found.modules)
+        there = {ending for module in modules for ending in endings(module) if ending in targets}
+        nowhere = next((target for target in targets if target not in there), None)
+        if nowhere is not None:
+            self._fail(f"its target_modules names {nowhere!r}, and the base has no such layer")
 
     def _fail(self, what: str, cure: str = "use the base that it was trained on") -> NoReturn:
         sentence = f"{self.field}: the adapter does not fit the base: {what}: {cure}"
         raise InvalidModel(sentence, reason="ADAPTER_MISFIT", field=self.field)
 
 
-def _is_named(module: str, target: str) -> bool:
-    """PEFT's rule for a list of names."""
-    return module == target or module.endswith(f".{target}")
-
-
-def _plain_targets(config: Facts) -> Iterator[str]:
-    """`target_modules` where it is a list that stands for every layer of these names; nothing where more decides."""
+def _plain_targets(config: Facts) -> Mapping[str, None]:
+    """`target_modules` where it is a list that stands for every layer of these names; empty where more decides."""
     narrowing = ("layers_to_transform", "layers_pattern", "exclude_modules", "target_parameters")
     targets = config.get("target_modules")
-    if isinstance(targets, list) and not any(config.get(name) for name in narrowing):
-        yield from (target for target in targets if isinstance(target, str))
+    if not isinstance(targets, list) or any(config.get(name) for name in narrowing):
+        return {}
+    return dict.fromkeys(target for target in targets if isinstance(target, str))
 
 
 def _check_apart(adapters: Mapping[str, LoraTensors]) -> None:

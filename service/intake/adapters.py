@@ -16,7 +16,15 @@ from modelpress.errors import InvalidModel
 from service.intake.compressible import FLOAT_DTYPES
 from service.intake.configs import refuse_code_references
 from service.intake.folder import MAX_CONFIG_BYTES, Folder, refuse_other_weights, refuse_payloads
-from service.intake.lora_tensors import PAIRS, PREFIX, LoraModule, is_on_parameter, sort_tensors, unwrapped
+from service.intake.lora_tensors import (
+    PAIRS,
+    PREFIX,
+    LoraModule,
+    is_on_parameter,
+    parameter_owners,
+    sort_tensors,
+    unwrapped,
+)
 from service.intake.weights import Weight, read_weights, refuse_empty, refuse_non_finite
 
 CONFIG = "adapter_config.json"
@@ -95,9 +103,9 @@ def _check_lora(config: Mapping[str, Any], weights: Mapping[str, Weight]) -> Non
         _fail("BAD_ADAPTER", WEIGHTS, f"holds {found.unknown[0]!r}, no part of a LoRA as PEFT saves it: save it again")
     if not found.modules and not config.get("trainable_token_indices"):
         _fail("BAD_ADAPTER", WEIGHTS, "holds no LoRA matrices: nothing could be merged")
-    ranks = _ranks_of(config)
+    ranks, owners = _ranks_of(config), parameter_owners(config)
     for name, module in found.modules.items():
-        _check_pairs(name, module, ranks, fused=is_on_parameter(name, config))
+        _check_pairs(name, module, ranks, fused=is_on_parameter(name, owners))
         _check_magnitude(name, module, uses_dora=bool(config.get("use_dora")))
 
 

@@ -11,7 +11,7 @@ and B [out, r / groups, 1, ...]; of an embedding A [r, tokens] and B [width, r];
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,8 @@ _WRAPPED = re.compile(r"((module|_orig_mod)\.)+(?=base_model\.)")
 _PART = re.compile(r"(?P<module>.+)\.lora_(?P<part>[AB]\.weight|B\.bias|embedding_[AB]|magnitude_vector)")
 _WHOLE = re.compile(r"\.(base_layer|modules_to_save(\.default)?)(?=\.)")
 """What PEFT puts into the name of a tensor that it saved whole."""
+_NESTED = re.compile(r"(\.base_layer)+$")
+"""What PEFT puts behind a module's name where several of its parameters have factors."""
 _UNUSED_COPY = re.compile(r".+\.original_module\.(.+\.)?bias")
 """With bias 'all' PEFT also writes the untrained biases of modules_to_save, which it never reads."""
 PAIRS = (("A.weight", "B.weight"), ("embedding_A", "embedding_B"))
@@ -71,9 +73,16 @@ def sort_tensors(tensors: Shapes, config: Mapping[str, Any]) -> LoraTensors:
     return found
 
 
-def is_on_parameter(module: str, config: Mapping[str, Any]) -> bool:
-    """Whether `target_parameters` may have put the factors there: on parameters of the module, not on its weight."""
-    named = config.get("target_parameters") or ()
-    owners = {str(name).rpartition(".")[0] for name in named}
-    module = re.sub(r"(\.base_layer)+$", "", module)
-    return any(module == owner or module.endswith(f".{owner}") for owner in owners)
+def endings(module: str) -> Iterator[str]:
+    """The names by which a list may mean the module, as PEFT's rule says: its own, and every one that it ends in."""
+    parts = module.split(".")
+    return (".".join(parts[index:]) for index in range(len(parts)))
+
+
+def parameter_owners(config: Mapping[str, Any]) -> frozenset[str]:
+    """Modules, by their names' ends, on whose parameters `target_parameters` puts factors: not on their weight."""
+    return frozenset(str(name).rpartition(".")[0] for name in config.get("target_parameters") or ())
+
+
+def is_on_parameter(module: str, owners: frozenset[str]) -> bool:
+    return any(ending in owners for ending in endings(_NESTED.sub("", module)))
