@@ -17,7 +17,7 @@ from compressors.edits import Edit, LowRank, Replacement, TokenRows, TransposedL
 from compressors.merged_model import MergedModel
 from compressors.stages import NamedSource
 from modelpress.errors import InvalidModel, InvalidRecipe
-from modelpress.recipes import MergeLora
+from modelpress.merge_recipes import MergeLora
 
 Named = Sequence[tuple[NamedSource, Adapter]]
 

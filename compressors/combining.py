@@ -19,7 +19,7 @@ from compressors.edits import Edit, LowRank, RowsOf, TransposedLowRank, Weighted
 from compressors.streaming import row_blocks
 from compressors.task_vectors import Combination, combine, mask_seed
 from modelpress.errors import InvalidModel
-from modelpress.recipes import MergeLora
+from modelpress.merge_recipes import MergeLora
 
 
 @dataclass(frozen=True)

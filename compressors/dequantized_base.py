@@ -19,7 +19,7 @@ from compressors.changes import Unchanged
 from compressors.output_plan import OutputFile, OutputPlan, OutputTensor
 from compressors.weight_files import StoredTensor, WeightFile, WeightFiles
 from modelpress.errors import InvalidModel
-from modelpress.recipes import MergeLora
+from modelpress.merge_recipes import MergeLora
 from modelpress.stored_folders import Source
 
 

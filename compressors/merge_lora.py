@@ -26,7 +26,7 @@ from compressors.stages import Monitor, NamedSource, StreamJob
 from compressors.streaming import MergeOutcome, merge_files
 from compressors.weight_files import WeightFiles, read_json
 from modelpress.errors import InvalidModel, InvalidRecipe
-from modelpress.recipes import MergeLora
+from modelpress.merge_recipes import MergeLora
 from modelpress.reports import StageRecord
 
 VERSION = 3

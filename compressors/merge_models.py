@@ -22,7 +22,7 @@ from compressors.streaming import MergeOutcome, merge_files
 from compressors.tensor_merges import Checkpoint, TensorMerge
 from compressors.weight_files import DTYPE_NAMES, WeightFiles, read_json
 from modelpress.errors import InvalidModel, InvalidRecipe
-from modelpress.recipes import MergeModels
+from modelpress.merge_recipes import MergeModels
 from modelpress.reports import StageRecord
 
 VERSION = 1

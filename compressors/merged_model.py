@@ -20,7 +20,7 @@ from compressors.merged_folder import OUTPUT_DTYPES, with_dtype
 from compressors.output_plan import OutputFile, OutputPlan, OutputTensor
 from compressors.weight_files import StoredTensor, WeightFile
 from modelpress.errors import InvalidModel
-from modelpress.recipes import MergeLora
+from modelpress.merge_recipes import MergeLora
 
 
 @dataclass

@@ -21,7 +21,7 @@ from compressors.changes import Rows, Unchanged, wide
 from compressors.task_vectors import Combination, arc, blend, mask_seed, sign_conflicts, sparsify, unite
 from compressors.weight_files import WeightFiles
 from modelpress.errors import InternalError, InvalidModel
-from modelpress.recipes import MergeModels
+from modelpress.merge_recipes import MergeModels
 
 
 @dataclass(frozen=True)

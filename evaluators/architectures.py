@@ -7,7 +7,7 @@ embeddings, a prefix may be missing. transformers' conversion tables decide; onl
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, dot
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from evaluators.bitsandbytes_weights import DequantizedWeights
 from evaluators.stored_weights import NotComparable, StoredWeights
 from modelpress.errors import InvalidModel
 
@@ -86,7 +87,7 @@ class StoredParameters:
     `shapes` are those of its parameters and buffers; PEFT may wrap its modules afterwards.
     """
 
-    weights: StoredWeights
+    weights: StoredWeights | DequantizedWeights
     model: Any
     shapes: Mapping[str, tuple[int, ...]]
     origins: Mapping[str, Origin]
@@ -94,9 +95,9 @@ class StoredParameters:
     """Parameter -> the parameter that it shares its tensor with, where the config ties them."""
 
     @classmethod
-    def of(cls, weights: StoredWeights, model: Any) -> StoredParameters:
+    def of(cls, weights: StoredWeights | DequantizedWeights, model: Any) -> StoredParameters:
         shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        return cls(weights, model, shapes, _origins(model, weights), dict(model.all_tied_weights_keys))
+        return cls(weights, model, shapes, _origins(model, weights.tensors), dict(model.all_tied_weights_keys))
 
     def holder(self, name: str) -> str | None:
         """The parameter whose stored tensors `name` is read from: itself, what it is tied to, or None."""
@@ -158,7 +159,7 @@ def vocabulary(model: Any) -> int | None:
     return getattr(embeddings, "num_embeddings", None)
 
 
-def _origins(model: Any, weights: StoredWeights) -> dict[str, Origin]:
+def _origins(model: Any, names: Iterable[str]) -> dict[str, Origin]:
     """As transformers assigns a checkpoint's tensors on loading; stored tensors that it ignores are left out."""
     transforms = get_model_conversion_mapping(model)
     renamings = [transform for transform in transforms if isinstance(transform, WeightRenaming)]
@@ -167,7 +168,7 @@ def _origins(model: Any, weights: StoredWeights) -> dict[str, Origin]:
     state, prefix = model.state_dict(), model.base_model_prefix
     parts: dict[str, list[tuple[str, str]]] = {}
     used: dict[str, Any] = {}
-    for stored in sorted(weights.tensors, key=dot_natural_key):
+    for stored in sorted(names, key=dot_natural_key):
         name, pattern = rename_source_key(stored, renamings, converters, prefix, state)
         if name not in state and stored in state:
             name, pattern = rename_source_key(stored, [], [], prefix, state)

@@ -25,7 +25,7 @@ from evaluators.layer_tensors import memory_name, put, refuse_empty, tensors_of,
 from evaluators.peft_adapters import CANNOT, Adapter, Brought, EmptyReference, combine, labels_of, one_line
 from evaluators.stored_weights import NotComparable
 from modelpress.errors import InvalidModel
-from modelpress.recipes import MergeLora
+from modelpress.merge_recipes import MergeLora
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from evaluators.architectures import model_class, model_config, vocabulary
 from evaluators.peft_adapters import Adapter, combine, quiet
 from evaluators.stored_weights import NotComparable, StoredWeights
 from modelpress.errors import InvalidModel
-from modelpress.recipes import MergeLora
-from modelpress.reports import LogitComparison
+from modelpress.merge_recipes import MergeLora
+from modelpress.merge_reports import LogitComparison
 
 ROW_LENGTHS = (16, 11, 7, 4, 2)
 """Rows are run one by one: no padding, and no model that refuses it."""

@@ -17,6 +17,7 @@ from typing import Any
 import peft
 
 from evaluators.architectures import StoredParameters, empty_model, match_vocabulary
+from evaluators.bitsandbytes_weights import DequantizedWeights
 from evaluators.layer_comparison import CheckSetting, LayerComparison, LayerDifferences
 from evaluators.logit_comparison import check_memory, combine_all, compare_logits, load, token_rows
 from evaluators.peft_adapters import (
@@ -29,8 +30,8 @@ from evaluators.peft_adapters import (
     read_adapters,
 )
 from evaluators.stored_weights import NotComparable, StoredWeights
-from modelpress.recipes import MergeLora
-from modelpress.reports import LogitComparison
+from modelpress.merge_recipes import MergeLora
+from modelpress.merge_reports import LogitComparison
 from modelpress.stored_folders import Source
 
 __all__ = ["VERSION", "CheckSetting", "CheckedAdapter", "MergedModels", "StoredModel", "check_merge"]
@@ -103,18 +104,19 @@ class _Check:
                 f"PEFT applies {self.arguments.combination_type} to the adapters' factors, not to the changes that "
                 "they make: there is no independent reference"
             )
-        if self.base.config.get("quantization_config"):
-            raise NotComparable("the base is quantized: its dequantized weights are no reference")
 
     def layers(self) -> LayerDifferences:
         model, target = empty_model(self._reference_config), empty_model(self.merged.config)
         match_vocabulary(model, target)
-        base, merged = StoredParameters.of(self.base, model), StoredParameters.of(self.merged, target)
+        weights = DequantizedWeights.of(self.base) if self._is_quantized else self.base
+        base, merged = StoredParameters.of(weights, model), StoredParameters.of(self.merged, target)
         adapters = read_adapters(self.adapters)
         reference = attach_empty(model, adapters)
         return LayerComparison(base, merged, reference, adapters, self.arguments, self.setting).run()
 
     def logits(self) -> LogitComparison:
+        if self._is_quantized:
+            raise NotComparable("the base is quantized: its runtime repacks weights, so layers alone are compared")
         for weights in (self.base, self.merged):
             check_memory(weights, limit_bytes=self.setting.memory_limit_bytes)
         rows = token_rows(empty_model(self.merged.config), seed=self.setting.seed)
@@ -130,6 +132,10 @@ class _Check:
         attached = attach(model, adapters)
         combine_all(attached, adapters, self.arguments)
         return attached
+
+    @property
+    def _is_quantized(self) -> bool:
+        return bool(self.base.config.get("quantization_config"))
 
     @property
     def _reference_config(self) -> Mapping[str, Any]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from evaluators.stored_weights import NotComparable
 from modelpress.errors import InvalidModel
-from modelpress.recipes import MergeLora
+from modelpress.merge_recipes import MergeLora
 
 WEIGHTS = "adapter_model.safetensors"
 CANNOT = (ValueError, TypeError, RuntimeError, NotImplementedError, KeyError, AttributeError, IndexError, ImportError)

@@ -18,16 +18,9 @@ from modelpress.documents import Document
 from modelpress.errors import FailedPrecondition
 from modelpress.gate_results import Question, Sample, judge_figure, judge_sample, unjudged
 from modelpress.intervals import accuracy_drop, examples_needed, paired_difference_interval, share_interval
+from modelpress.merge_reports import MergeReport
 from modelpress.policies import AccuracyDrop, Flips, Speed
-from modelpress.reports import (
-    DriftReport,
-    EvaluationReport,
-    GateResult,
-    Interval,
-    LatencyRow,
-    Measured,
-    MergeReport,
-)
+from modelpress.reports import DriftReport, EvaluationReport, GateResult, Interval, LatencyRow, Measured
 
 SPEED_CONFIDENCE = 0.95
 """Confidence of the median speed-up's interval: the latency run measures at it, the speed gate demands it."""

@@ -26,8 +26,9 @@ from modelpress.gate_judges import (
 )
 from modelpress.intervals import median_ranks
 from modelpress.measurement_checks import check_consistent
+from modelpress.merge_recipes import NEEDS_DENSITY, MergeModels
 from modelpress.policies import Policy, Speed
-from modelpress.recipes import NEEDS_DENSITY, MergeModels, Recipe
+from modelpress.recipes import Recipe
 from modelpress.reports import GateDecision, GateResult, Measured, Outcome, Verdict
 
 NEEDS_REFERENCE = ("merge_difference", "merge_logits")

@@ -8,17 +8,8 @@ from __future__ import annotations
 import math
 
 from modelpress.errors import VerificationFailed
-from modelpress.reports import (
-    DriftReport,
-    EvaluationReport,
-    LatencyRow,
-    LogitComparison,
-    Measured,
-    MergeReport,
-    Metric,
-    PairedCounts,
-    QualityReport,
-)
+from modelpress.merge_reports import LogitComparison, MergeReport
+from modelpress.reports import DriftReport, EvaluationReport, LatencyRow, Measured, Metric, PairedCounts, QualityReport
 
 
 def check_consistent(measured: Measured) -> None:

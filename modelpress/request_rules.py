@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from modelpress.errors import InvalidRecipe, InvalidRequest
-from modelpress.recipes import MergeModels, Recipe
+from modelpress.merge_recipes import MergeModels
+from modelpress.recipes import Recipe
 
 MAX_SEED = 2**31 - 1
 MAX_PRIORITY = 100

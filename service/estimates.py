@@ -29,7 +29,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from modelpress.recipes import Export, Merge, Prune, Quantize, Recover, Stage, TrainingArguments
+from modelpress.merge_recipes import Merge
+from modelpress.recipes import Export, Prune, Quantize, Recover, Stage, TrainingArguments
 from service.requests import ConversionRequest
 
 FLOAT_BYTES = 4

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 from modelpress.errors import InvalidModel, InvalidRecipe
-from modelpress.recipes import MergeLora, Recipe
+from modelpress.merge_recipes import MergeLora
+from modelpress.recipes import Recipe
 from service.base_tensors import OUTPUT_TABLES, leaf_of
 from service.fit import Facts
 

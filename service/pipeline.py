@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from modelpress.digests import Digest
 from modelpress.errors import InternalError
 from modelpress.gates import decide
-from modelpress.reports import DriftReport, EvaluationReport, Measured, MergeReport
+from modelpress.merge_reports import MergeReport
+from modelpress.reports import DriftReport, EvaluationReport, Measured
 from service.desk import Desk
 from service.plan import MERGE_CHECK, Plan, PlannedStage, make_plan
 from service.publication import Publication, publish

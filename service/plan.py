@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 from modelpress.digests import Digest
 from modelpress.errors import InternalError
-from modelpress.recipes import Export, MergeLora, MergeModels, Stage
+from modelpress.merge_recipes import MergeLora, MergeModels
+from modelpress.recipes import Export, Stage
 from service.requests import AdapterRequest, ConversionRequest, ModelRequest
 
 NamedT = TypeVar("NamedT", AdapterRequest, ModelRequest)

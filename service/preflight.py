@@ -17,7 +17,8 @@ from modelpress.digests import Digest
 from modelpress.errors import InvalidDataset, InvalidRecipe, InvalidRequest, NotFound, OverLimit
 from modelpress.gates import check_measurable
 from modelpress.manifests import ArtifactKind
-from modelpress.recipes import MergeLora, Quantize, TrainingArguments
+from modelpress.merge_recipes import MergeLora
+from modelpress.recipes import Quantize, TrainingArguments
 from modelpress.views import Estimate
 from service.adapter_fit import check_adapters
 from service.estimates import memory_need, storage_need

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from modelpress.digests import Digest, digest_bytes
 from modelpress.gate_judges import NO_REFERENCE
 from modelpress.merge_changes import read_changes
+from modelpress.merge_reports import MergeReport
 from modelpress.reports import (
     DriftReport,
     EvaluationReport,
@@ -18,7 +19,6 @@ from modelpress.reports import (
     Input,
     LatencyRow,
     Measured,
-    MergeReport,
     Report,
     StageRecord,
 )

@@ -8,8 +8,9 @@ from typing import Any
 
 from modelpress.gate_judges import NO_REFERENCE
 from modelpress.merge_changes import Changes
+from modelpress.merge_reports import MergeReport
 from modelpress.recipes import MERGES
-from modelpress.reports import GateResult, MergeReport, Report, StageRecord
+from modelpress.reports import GateResult, Report, StageRecord
 from service.report.pictures import TensorKind
 from service.report.rows import NO_GATE, TITLES, KeyFigure, name_pattern, outcomes
 from service.report.svg import short

@@ -30,7 +30,8 @@ from modelpress.datasets import LabelledTexts, read_labelled_texts
 from modelpress.errors import InternalError
 from modelpress.evaluations import Evaluation, Latency
 from modelpress.intervals import accuracy_drop
-from modelpress.recipes import MergeLora, MergeModels, read_stage
+from modelpress.merge_recipes import MergeLora, MergeModels
+from modelpress.recipes import read_stage
 from modelpress.reports import StageRecord
 from service.workers.memory import peak_memory_bytes, reset_peak_memory
 from service.workers.protocol import Operation, Task, TaskResult

@@ -15,7 +15,7 @@ from compressors import merge_lora
 from compressors.stages import NamedSource, SilentMonitor, StreamJob
 from modelpress.client import Client
 from modelpress.manifests import ArtifactKind
-from modelpress.recipes import MergeLora
+from modelpress.merge_recipes import MergeLora
 from modelpress.requests import AdapterInput, ConversionRequest, Documents
 from modelpress.views import ConversionState, StepFinished
 from service.faults import MARK_VARIABLE, VARIABLE

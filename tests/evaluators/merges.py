@@ -14,7 +14,7 @@ from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from evaluators.merge_check import CheckedAdapter, CheckSetting, MergedModels, StoredModel, check_merge
-from modelpress.recipes import MergeLora
+from modelpress.merge_recipes import MergeLora
 from service.storage.store import ContentStore
 from service.storage.stored_folders import StoredFolder
 

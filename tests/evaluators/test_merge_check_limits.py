@@ -15,8 +15,8 @@ from evaluators.architectures import model_class
 from evaluators.merge_check import CheckedAdapter, CheckSetting, MergedModels, StoredModel, check_merge
 from evaluators.stored_weights import NotComparable, StoredWeights
 from modelpress.errors import InvalidModel
-from modelpress.recipes import MergeLora
-from modelpress.reports import MergeReport
+from modelpress.merge_recipes import MergeLora
+from modelpress.merge_reports import MergeReport
 from tests.evaluators.merges import CountedFolder, check, check_layers, load, merge_by_peft, rewrite, save_base, train
 
 QUERY = "model.layers.0.self_attn.q_proj.weight"
@@ -96,7 +96,7 @@ def test_what_peft_combines_otherwise_has_no_reference(base, adapter, combinatio
         ({"architectures": ["AutoModelForCausalLM"]}, "'AutoModelForCausalLM'"),
         ({"architectures": ["BertModel"]}, "'BertModel'"),
         ({"model_type": "unheard"}, "'unheard'"),
-        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "quantized"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "'gptq'"),
     ],
 )
 def test_an_architecture_without_a_reference_is_named(base, adapter, tmp_path, config, word):

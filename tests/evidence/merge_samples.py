@@ -9,9 +9,10 @@ from modelpress.digests import Digest, digest_bytes
 from modelpress.gate_judges import NO_REFERENCE
 from modelpress.gates import decide
 from modelpress.merge_changes import read_changes
+from modelpress.merge_reports import LogitComparison, MergeReport
 from modelpress.policies import read_policy
 from modelpress.recipes import read_recipe
-from modelpress.reports import Input, LogitComparison, Measured, MergeReport, Report, StageRecord
+from modelpress.reports import Input, Measured, Report, StageRecord
 from service.requests import AdapterRequest, ConversionRequest
 from tests.evidence.samples import CONVERSION, ENVIRONMENT
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from modelpress.digests import Digest, digest_bytes
 from modelpress.gates import decide
 from modelpress.intervals import accuracy_drop, share_interval
+from modelpress.merge_reports import LogitComparison, MergeReport
 from modelpress.policies import read_policy
 from modelpress.reports import (
     ClassQuality,
@@ -21,9 +22,7 @@ from modelpress.reports import (
     Input,
     Interval,
     LatencyRow,
-    LogitComparison,
     Measured,
-    MergeReport,
     Metric,
     PairedCounts,
     ParityReport,

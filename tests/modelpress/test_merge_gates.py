@@ -8,9 +8,10 @@ from modelpress.errors import InvalidPolicy, VerificationFailed
 from modelpress.evaluations import Evaluation
 from modelpress.gate_judges import JUDGES, NO_REFERENCE
 from modelpress.gates import check_measurable, decide
+from modelpress.merge_reports import LogitComparison, MergeReport
 from modelpress.policies import Gates, Policy
 from modelpress.recipes import Recipe, read_recipe
-from modelpress.reports import GateResult, LogitComparison, Measured, MergeReport, Outcome, Verdict
+from modelpress.reports import GateResult, Measured, Outcome, Verdict
 from tests.evidence.merge_samples import CHECKPOINTS, MERGED, WITHOUT_LOGITS
 
 LORA = "{method: merge_lora}"

@@ -9,6 +9,7 @@ import pytest
 
 from modelpress.documents import Document
 from modelpress.evaluations import Evaluation, Latency, read_evaluation
+from modelpress.merge_recipes import Merge, MergeLora, MergeModels
 from modelpress.policies import (
     AccuracyDrop,
     Flips,
@@ -23,17 +24,7 @@ from modelpress.policies import (
     Speed,
     read_policy,
 )
-from modelpress.recipes import (
-    Export,
-    Merge,
-    MergeLora,
-    MergeModels,
-    Prune,
-    Quantize,
-    Recover,
-    TrainingArguments,
-    read_recipe,
-)
+from modelpress.recipes import Export, Prune, Quantize, Recover, TrainingArguments, read_recipe
 
 PAGE = (Path(__file__).parents[2] / "docs" / "documents.md").read_text()
 ROW = re.compile(r"^\| `(?P<field>[\w.]+)` \| (?P<defaults>.+) \| [^|]+ \|$", re.MULTILINE)

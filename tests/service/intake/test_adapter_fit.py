@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from modelpress.errors import InvalidModel
-from modelpress.recipes import MergeLora
+from modelpress.merge_recipes import MergeLora
 from service.adapter_fit import CONV1D_TYPES, check_adapters
 
 QUERY = "model.layers.0.self_attn.q_proj"
