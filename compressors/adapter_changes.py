@@ -124,7 +124,7 @@ def _settle_ties(
 ) -> None:
     """Untie what would differ; what both sides of a tie change alike stays one tensor."""
     for target, source in model.layout.tied.items():
-        if source not in model.layout.tensors or not {target, source} & model.changes.keys():
+        if model.layout.find(source) is None or not {target, source} & model.changes.keys():
             continue
         if _stay_equal(edits.get(target, ()), edits.get(source, ())):
             model.changes.pop(target, None)

@@ -62,11 +62,26 @@ class BaseLayout:
 
     def find(self, name: str) -> StoredTensor | None:
         """The stored tensor of that parameter: its own, or the one that it is tied to."""
-        for here, stored in (("", ""), *RENAMED):
-            found = self.tensors.get(name.replace(here, stored) if here else name)
-            if found is not None:
-                return found
-        return self.tensors.get(self.tied.get(name, "")) if is_outside_layers(name) else None
+        names = (name, *(name.replace(here, stored) for here, stored in RENAMED), self._without_prefix(name))
+        found = next((self.tensors[each] for each in names if each in self.tensors), None)
+        if found is not None or not is_outside_layers(name):
+            return found
+        source = self.tied.get(name, "")
+        return self.tensors.get(source) or self.tensors.get(self._without_prefix(source))
+
+    def prefix_of(self, name: str) -> str:
+        """What the loaded model puts before the names of the files, e.g. `transformer.` for a GPT-2 that was saved
+        without its head; empty where `name` is stored as it is, or not at all.
+        """
+        rest = self._without_prefix(name)
+        return "" if name in self.tensors or rest not in self.tensors else name.removesuffix(rest)
+
+    def _without_prefix(self, name: str) -> str:
+        """The name that the model without its head gives the parameter; empty for a parameter of the head."""
+        prefix, _, rest = name.partition(".")
+        if rest not in self.tensors or self.model_class is None:
+            return ""
+        return rest if prefix == self.model_class.base_model_prefix else ""
 
     def find_fused(self, name: str) -> Fused | None:
         """The parts of a fused parameter that is stored expert by expert."""

@@ -139,7 +139,8 @@ def _check_complete(fit: Fit, found: _Found) -> None:
     """
     settings, known = fit.settings, found.targets | found.edits.keys()
     one_by_one = any(SINGLE_EXPERT.search(name) for name in found.targets)
-    for name, stored in sorted(fit.base.tensors.items()):
+    prefix = next(filter(None, map(fit.base.prefix_of, found.edits)), "")
+    for name, stored in sorted((f"{prefix}{name}", stored) for name, stored in fit.base.tensors.items()):
         module = name.removesuffix(".weight")
         is_layer = module != name and len(stored.shape) > 1 and (one_by_one or not SINGLE_EXPERT.search(name))
         if is_layer and settings.targeting.targets(module) and not {module, name} & known:

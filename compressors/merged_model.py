@@ -41,7 +41,7 @@ class MergedModel:
 
     def untie(self, target: str, source: str) -> None:
         """Write both of a tied pair, each with its own change."""
-        stored = self.layout.tensors[source]
+        stored = self.layout.find(source)
         self.changes.setdefault(target, Unchanged())
         if target not in self.layout.tensors:
             self.added[target] = stored

@@ -156,7 +156,7 @@ JUDGES: Mapping[str, Judge] = {
     "size": Judge("evaluation", _size, "max_ratio", "ratio"),
     "speed": Judge("evaluation", _speed, "min_ratio", "ratio", ">="),
     "parity": Judge("evaluation", _parity, "max_logit_difference", "logits"),
-    "merge_difference": Judge("merge", _merge_difference, "max", "ratio"),
-    "merge_logits": Judge("merge", _merge_logits, "max", "ratio"),
-    "merge_change": Judge("merge", _merge_change, "max", "ratio"),
+    "merge_difference": Judge("merge", _merge_difference, "max", "fraction"),
+    "merge_logits": Judge("merge", _merge_logits, "max", "fraction"),
+    "merge_change": Judge("merge", _merge_change, "max", "fraction"),
 }

@@ -69,7 +69,8 @@ def figure(value: float | None, unit: str) -> str:
     if value is None:
         return "not measured"
     if unit == "fraction":
-        return f"{value * 100:.2f} %"
+        percent = value * 100
+        return f"{percent:.2f} %" if not percent or abs(percent) >= 0.01 else f"{percent:.2g} %"
     return f"{value:.3g}x" if unit == "ratio" else f"{value:.3g} {unit}"
 
 

@@ -51,7 +51,7 @@ def _recipe(*stages: str, export: str = "safetensors") -> Recipe:
 )
 def test_a_figure_on_its_bound_passes_and_the_next_number_above_fails(name, figure, merge):
     on, below = _judged(name, figure, merge), _judged(name, 0.24999999999999997, merge)
-    assert (on.outcome, on.figure, on.bound, on.unit, on.interval) == (Outcome.PASSED, figure, figure, "ratio", None)
+    assert (on.outcome, on.figure, on.bound, on.unit, on.interval) == (Outcome.PASSED, figure, figure, "fraction", None)
     assert (below.outcome, below.figure) == (Outcome.FAILED, figure)
 
 
