@@ -134,9 +134,10 @@ class LayerComparison:
         return difference(reference, merged, inputs)
 
     def _check_memory(self, reference: Any, merged: Any) -> None:
-        """Both layers, and the base weight once more for what PEFT computes on the way, in FP32."""
-        sizes = [sum(tensor.numel() for _, tensor in tensors_of(layer)) for layer in (reference, merged, merged)]
-        needed = 4 * sum(sizes)
+        """Both layers in FP32, and beside them COPIES of a weight for reading and for what PEFT computes on the way."""
+        reference_elements, merged_elements = (sum(t.numel() for _, t in tensors_of(m)) for m in (reference, merged))
+        copies = COPIES_OF_VARIANTS if getattr(reference, "lora_variant", None) else COPIES
+        needed = 4 * (reference_elements + (1 + copies) * merged_elements)
         if needed > self.setting.memory_limit_bytes:
             raise NotComparable(f"it takes {needed} bytes, the memory limit is {self.setting.memory_limit_bytes}")
 
@@ -205,6 +206,9 @@ class LayerComparison:
         return {key: names[id(tensor)] for key, tensor in tensors.items() if id(tensor) in names}
 
 
+COPIES = 2
+COPIES_OF_VARIANTS = 5
+"""DoRA computes its change as a whole matrix, and the norms of the sum."""
 NO_WEIGHTED_SUM = "PEFT has no weighted sum of trained modules and biases"
 INITIALISATIONS: Mapping[str, Callable[[Any, str], None]] = {
     "pissa": lambda layer, label: layer.pissa_init(label, "pissa"),

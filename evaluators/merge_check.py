@@ -3,7 +3,8 @@
     check_merge(models, adapters, arguments=stage, setting=setting)["layer_difference"]
 
 PEFT and transformers decide which module is what; nothing is shared with what made the merge. Layer by layer for a
-model of any size, and the whole model's logits where the memory limit allows.
+model of any size, and the whole model's logits where the memory limit allows. That no other tensor moved is not looked
+at here: the merge compares digests while it writes.
 """
 
 from __future__ import annotations
