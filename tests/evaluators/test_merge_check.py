@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import shutil
 
 import pytest
 import torch
 from peft import LoraConfig
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -225,3 +226,19 @@ def test_of_tied_tensors_only_the_one_with_the_adapter_may_move(tmp_path, target
     found = check(base, wrong, adapter)
     assert found["layer_difference"] > WRONG
     assert found["layer"] == ("model.embed_tokens.weight" if target == "lm_head" else "lm_head.weight")
+
+
+def test_a_base_stored_without_its_prefix_is_found(tmp_path):
+    """As the first GPT-2 is: `h.0.attn.c_attn.weight`, beside a config that names the class with the head."""
+    base = save_base(gpt2(), tmp_path / "base")
+    adapter = train(base, tmp_path / "adapter", LoraConfig(**LORA, target_modules=["c_attn"]))
+    folders = {"base": base, "merged": merge_by_peft(base, adapter, tmp_path / "merged")}
+    for name, folder in folders.items():
+        shutil.copytree(folder, tmp_path / f"bare-{name}")
+        tensors = load_file(folder / "model.safetensors")
+        bare = {tensor.removeprefix("transformer."): value for tensor, value in tensors.items()}
+        save_file(bare, tmp_path / f"bare-{name}" / "model.safetensors")
+    found = check(tmp_path / "bare-base", tmp_path / "bare-merged", adapter)
+    assert (found["layers"], found["not_compared"]) == (2, {})
+    assert found["layer_difference"] < EXACT
+    assert found["logits"]["max_difference"] < 20 * EXACT * found["logits"]["max_logit"]
