@@ -12,6 +12,7 @@ from torch import Tensor
 from compressors.adapters import Adapter
 from compressors.base_layout import BaseLayout, is_outside_layers
 from compressors.changes import Change, Rows, Unchanged
+from compressors.classifier_heads import check_head, check_task
 from compressors.combining import NamedEdit, combined
 from compressors.edits import Edit, LowRank, Replacement, TokenRows, TransposedLowRank
 from compressors.merged_model import MergedModel
@@ -35,7 +36,7 @@ class Rebased:
 
 def merged_model(layout: BaseLayout, adapters: Named, arguments: MergeLora, *, seed: int) -> MergedModel:
     """Everything that the adapters do together. InvalidModel where they exclude each other or do not fit the base."""
-    bases, shapes = _bases(adapters), _shapes(adapters)
+    shapes, bases = _shapes(adapters), _bases(adapters)
     edits = _by_parameter(adapters)
     _check_apart(edits)
     changes = {name: combined(name, parts, arguments, seed=seed) for name, parts in edits.items()}
@@ -43,6 +44,8 @@ def merged_model(layout: BaseLayout, adapters: Named, arguments: MergeLora, *, s
         changes[name] = Rebased(base, changes.get(name, Unchanged()))
     model = MergedModel(layout, changes, shapes, copy.deepcopy(dict(layout.config)))
     outside = {name for name in changes if is_outside_layers(name)}
+    if arguments.labels:
+        check_task(adapter for _, adapter in adapters)
     _add_head(model, sorted(name for name in outside if layout.find(name) is None), arguments)
     if outside - model.added.keys():
         _settle_ties(model, edits, bases)
@@ -108,14 +111,8 @@ def _add_head(model: MergedModel, missing: Sequence[str], arguments: MergeLora) 
             "name the head's classes in the stage's `labels`",
             field=missing[0],
         )
-    for name in missing:
-        rows = model.shapes[name][0] if name in model.shapes else None
-        if rows != len(arguments.labels):
-            raise InvalidModel(
-                f"{name!r} has shape {list(model.shapes.get(name, ()))}, and {len(arguments.labels)} labels are named",
-                field=name,
-            )
-        model.added[name] = None
+    check_head({name: model.shapes[name] for name in missing}, model.layout, arguments.labels)
+    model.added |= dict.fromkeys(missing)
     model.become_classifier(arguments.labels)
 
 

@@ -15,6 +15,7 @@ import torch
 
 from compressors.base_layout import BaseLayout
 from compressors.changes import Change, Unchanged
+from compressors.classifier_heads import label_fields
 from compressors.dequantized_base import DequantizedBase
 from compressors.merged_folder import OUTPUT_DTYPES, with_dtype
 from compressors.output_plan import OutputFile, OutputPlan, OutputTensor
@@ -64,8 +65,7 @@ class MergedModel:
         if any(name.startswith(body) for name in self.layout.tensors):
             self.dropped = tuple(name for name in self.layout.tensors if not name.startswith(body))
         self.config["architectures"] = [kind.__name__]
-        self.config["id2label"] = {str(number): label for number, label in enumerate(labels)}
-        self.config["label2id"] = {label: number for number, label in enumerate(labels)}
+        self.config |= label_fields(labels)
         without = f", without {', '.join(self.dropped)}" if self.dropped else ""
         self.notes.append(f"the model is now a {kind.__name__}{without}")
 
