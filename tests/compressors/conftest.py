@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 from compressors.stages import Data
 from modelpress.datasets import LabelledTexts
+from tests.compressors.lora_merges import Bases, Bench
 
 LABELS = ("benign", "injection")
 WORDS = tuple(f"w{index}" for index in range(40))
@@ -28,6 +30,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_progress_bars() -> None:
+    transformers.utils.logging.disable_progress_bar()
+
+
+@pytest.fixture(scope="session")
+def bases(tmp_path_factory: pytest.TempPathFactory) -> Bases:
+    return Bases(tmp_path_factory.mktemp("bases"))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
 
 
 def tiny_config(**changes: object) -> BertConfig:
