@@ -8,7 +8,7 @@ Tensors that no adapter touches keep their bytes. No model is made: what an adap
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compressors.adapter_changes import Named, merged_model
@@ -17,11 +17,23 @@ from compressors.adapter_names import read_adapter_tensors, refuse_non_finite
 from compressors.adapters import Adapter
 from compressors.base_layout import BaseLayout
 from compressors.dequantized_base import open_base
-from compressors.edits import Edit, lora_factors
+from compressors.edits import (
+    Chain,
+    Dora,
+    Edit,
+    Experts,
+    LowRank,
+    OneExpert,
+    Replacement,
+    Shift,
+    TokenRows,
+    TransposedLowRank,
+    lora_factors,
+)
 from compressors.lora_adapters import read_lora
 from compressors.merged_folder import write_beside
 from compressors.merged_model import MergedModel
-from compressors.other_adapters import read_other_adapter
+from compressors.other_adapters import ByPeft, read_other_adapter
 from compressors.stages import Monitor, NamedSource, StreamJob
 from compressors.streaming import MergeOutcome, merge_files
 from compressors.weight_files import WeightFiles, read_json
@@ -30,6 +42,19 @@ from modelpress.merge_recipes import MergeLora
 from modelpress.reports import StageRecord
 
 VERSION = 3
+KINDS: Mapping[type[Edit], str] = {
+    LowRank: "low_rank",
+    TransposedLowRank: "low_rank_transposed",
+    Dora: "dora",
+    Experts: "fused_experts",
+    OneExpert: "single_expert",
+    Shift: "bias_shift",
+    Replacement: "replaced",
+    TokenRows: "token_rows",
+    Chain: "several",
+    ByPeft: "merged_by_peft",
+}
+"""How the record calls what an adapter does to a tensor."""
 
 
 def run(arguments: MergeLora, job: StreamJob, monitor: Monitor) -> StageRecord:
@@ -115,14 +140,10 @@ def _facts(source: NamedSource, adapter: Adapter) -> dict[str, Any]:
         "name": source.name,
         "weight": source.weight,
         "peft_type": adapter.settings.peft_type,
-        "edits": dict(sorted(Counter(_kind(edit) for edit in adapter.edits.values()).items())),
+        "edits": dict(sorted(Counter(KINDS[type(edit)] for edit in adapter.edits.values()).items())),
         "ranks": sorted({factor.rank for factor in factors}),
         "scalings": sorted({factor.scaling for factor in factors}),
     }
-
-
-def _kind(edit: Edit) -> str:
-    return type(edit).__name__
 
 
 def _config_changes(model: MergedModel) -> dict[str, Any]:
