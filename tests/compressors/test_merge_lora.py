@@ -1,251 +1,233 @@
-"""Merging: exact arithmetic, nothing else touched, nothing dropped, everything that does not fit refused by name."""
+"""A merge as a whole: which adapters, what stays byte for byte, what is written anew, what the record says of it."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors import safe_open
 
 from compressors import merge_lora
-from compressors.lora_adapters import LowRank, Replacement, Shift
-from compressors.merge_lora import merge_tensor
-from compressors.stages import Adapter, Job, SilentMonitor
-from modelpress.errors import InvalidModel, InvalidRecipe
-from modelpress.recipes import MergeLora
-from modelpress.reports import StageRecord
-
-QUERY = "bert.encoder.layer.0.attention.self.query"
-PREFIX = "base_model.model."
-
-
-def merge(
-    base: Path, output: Path, *adapters: Adapter, names: tuple[str, ...] = ()
-) -> tuple[StageRecord, dict[str, Tensor]]:
-    job = Job(model=base, output=output, seed=0, adapters=adapters)
-    record = merge_lora.run(MergeLora(adapters=names), job, SilentMonitor())
-    return record, load_file(output / "model.safetensors")
-
-
-def tensors_of(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / ("adapter_model.safetensors" if "adapter" in folder.name else "model.safetensors"))
-
-
-def change(adapter: Path, edit: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Path:
-    edited = {key: tensor.clone() for key, tensor in edit(tensors_of(adapter)).items()}
-    save_file(edited, adapter / "adapter_model.safetensors")
-    return adapter
-
-
-def configure(adapter: Path, **fields: object) -> Path:
-    file = adapter / "adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
-    return adapter
-
-
-def b_times_a(adapter: Path, module: str) -> Tensor:
-    tensors = tensors_of(adapter)
-    return tensors[f"{PREFIX}{module}.lora_B.weight"] @ tensors[f"{PREFIX}{module}.lora_A.weight"]
-
-
-def test_a_low_rank_edit_adds_scaling_times_b_a() -> None:
-    w, a, b = torch.zeros(2, 3), torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1.0], [-1.0]])
-
-    assert merge_tensor(w, [(LowRank(a, b, scaling=0.5), 1.0)]).tolist() == [[0.5, 1.0, 1.5], [-0.5, -1.0, -1.5]]
-
-
-def test_edits_add_up_with_their_weights() -> None:
-    base = torch.tensor([1.0, 2.0])
-    edits = [(Replacement(torch.tensor([3.0, 2.0])), 0.5), (Shift(torch.tensor([1.0, 1.0]), scaling=2.0), 0.25)]
-
-    assert merge_tensor(base, edits).tolist() == [1 + 0.5 * 2 + 0.25 * 2, 2 + 0.25 * 2]
-
-
-def test_a_bfloat16_tensor_is_rounded_once() -> None:
-    generator = torch.Generator().manual_seed(0)
-    w = torch.randn(16, 16, generator=generator).bfloat16()
-    a, b = torch.randn(4, 16, generator=generator), torch.randn(16, 4, generator=generator)
-
-    assert torch.equal(merge_tensor(w, [(LowRank(a, b, 1.5), 1.0)]), (w.float() + (b @ a) * 1.5).bfloat16())
-
-
-def test_the_output_is_base_plus_delta_and_keeps_every_other_byte(bert: Path, make_adapter, tmp_path: Path) -> None:
-    adapter = make_adapter(r=4, lora_alpha=6)
-    record, merged = merge(bert, tmp_path / "merged", Adapter("one", adapter))
-
-    base = tensors_of(bert)
-    assert torch.equal(merged[f"{QUERY}.weight"], base[f"{QUERY}.weight"] + b_times_a(adapter, QUERY) * 1.5)
-    assert torch.equal(merged["classifier.weight"], tensors_of(adapter)[f"{PREFIX}classifier.weight"])
-    changed = {name for name in base if not torch.equal(base[name], merged[name])}
-    assert set(record.touched) == changed == set(record.details["relative_change"])
-    assert changed == {
-        f"bert.encoder.layer.{i}.attention.self.{part}.weight" for i in (0, 1) for part in ("query", "value")
-    } | {"classifier.weight", "classifier.bias"}
-    assert record.details["tensors_byte_identical"] == len(base) - 6
-
-
-@pytest.mark.parametrize(
-    ("fields", "scaling"),
-    [
-        ({"use_rslora": True, "r": 4, "lora_alpha": 6}, 6 / math.sqrt(4)),
-        ({"alpha_pattern": {"query": 20}, "r": 4}, 20 / 4),
-        ({"rank_pattern": {"layer.0.attention.self.query": 2}, "lora_alpha": 6}, 6 / 2),
-        ({"target_modules": r".*\.layer\.0\..*query", "r": 3, "lora_alpha": 3}, 1.0),
-        ({"target_modules": "all-linear", "r": 2, "lora_alpha": 4}, 2.0),
-        ({"layers_to_transform": [0], "layers_pattern": "layer", "r": 2, "lora_alpha": 4}, 2.0),
-        ({"exclude_modules": ["value"], "r": 2, "lora_alpha": 4}, 2.0),
-    ],
+from modelpress.digests import digest_bytes
+from modelpress.errors import InvalidRecipe
+from tests.compressors.conftest import AdapterMaker
+from tests.compressors.lora_merges import (
+    PREFIX,
+    QUERY,
+    TOKENS,
+    WIDTH,
+    Bases,
+    Bench,
+    delta,
+    distance,
+    factors,
+    logits,
+    save,
+    tensors_of,
+    train,
+    write_adapter,
 )
-def test_every_scaling_setting_counts(bert: Path, make_adapter, tmp_path: Path, fields, scaling: float) -> None:
-    adapter = make_adapter(**fields)
-    record, merged = merge(bert, tmp_path / "merged", Adapter("one", adapter))
+from tests.compressors.stored_models import same, weights_of
 
-    delta = merged[f"{QUERY}.weight"] - tensors_of(bert)[f"{QUERY}.weight"]
-    assert torch.allclose(delta, b_times_a(adapter, QUERY) * scaling, atol=1e-6)
-    assert record.details["adapters"][0]["max_abs_logit_difference"] < 1e-5
+INDEX = "model.safetensors.index.json"
+SHARDS = "20KB"
+"""Makes several shards of the tiny bases."""
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{"bias": "all"}, {"bias": "lora_only"}, {"lora_bias": True}, {"bias": "all", "modules_to_save": ["pooler"]}],
-)
-def test_trained_biases_are_merged_as_peft_runs_them(bert: Path, make_adapter, tmp_path: Path, fields) -> None:
-    adapter = make_adapter(**fields)
-    record, merged = merge(bert, tmp_path / "merged", Adapter("one", adapter))
-
-    assert record.details["adapters"][0]["max_abs_logit_difference"] < 1e-5
-    assert f"{QUERY}.bias" in record.touched
-    if fields.get("lora_bias"):
-        trained = tensors_of(adapter)[f"{PREFIX}{QUERY}.lora_B.bias"]
-        assert torch.allclose(merged[f"{QUERY}.bias"], tensors_of(bert)[f"{QUERY}.bias"] + 1.5 * trained)
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    """Rank 4, alpha 8, on one module of the first layer."""
+    return write_adapter(tmp_path / "adapter", factors(QUERY, 32, WIDTH), target_modules=[QUERY])
 
 
-def test_several_adapters_add_up_with_their_weights(bert: Path, make_adapter, tmp_path: Path) -> None:
-    one, two = make_adapter(seed=1), make_adapter(seed=2, r=2, lora_alpha=2)
-    _, merged = merge(bert, tmp_path / "merged", Adapter("one", one, 0.5), Adapter("two", two, -2.0))
+def test_only_the_adapters_that_the_recipe_names_are_merged(bases: Bases, bench: Bench, tmp_path: Path) -> None:
+    base = bases.folder("llama")
+    one, two = (
+        write_adapter(tmp_path / str(seed), factors(QUERY, 32, WIDTH, seed=seed), target_modules=[QUERY])
+        for seed in (1, 2)
+    )
 
-    expected = tensors_of(bert)[f"{QUERY}.weight"] + 0.5 * 1.5 * b_times_a(one, QUERY) - 2.0 * b_times_a(two, QUERY)
-    assert torch.allclose(merged[f"{QUERY}.weight"], expected, atol=1e-6)
+    chosen, alone = bench.merge(base, one, two, adapters=("two",)), bench.merge(base, two)
 
-
-def test_only_the_adapters_that_the_recipe_names_are_merged(bert: Path, make_adapter, tmp_path: Path) -> None:
-    one, two = Adapter("one", make_adapter(seed=1)), Adapter("two", make_adapter(seed=2))
-
-    _, chosen = merge(bert, tmp_path / "chosen", one, two, names=("two",))
-    _, alone = merge(bert, tmp_path / "alone", two)
-    assert all(torch.equal(chosen[name], alone[name]) for name in alone)
+    assert same(chosen.tensors, alone.tensors)
+    assert [facts["name"] for facts in chosen.record.details["adapters"]] == ["two"]
     with pytest.raises(InvalidRecipe, match=r"'three'.*one, two"):
-        merge(bert, tmp_path / "unknown", one, two, names=("three",))
+        bench.merge(base, one, two, adapters=("three",))
+    with pytest.raises(InvalidRecipe, match="needs an adapter"):
+        bench.merge(base)
+
+
+def test_every_byte_that_no_adapter_touches_stays(bases: Bases, bench: Bench, adapter: Path) -> None:
+    base = bases.folder("llama")
+
+    merged = bench.merge(base, adapter)
+
+    before, after = (folder / "model.safetensors" for folder in (base, merged.folder))
+    changed = {
+        position for position, (x, y) in enumerate(zip(before.read_bytes(), after.read_bytes(), strict=True)) if x != y
+    }
+    with safe_open(before, "pt") as file:
+        names = file.offset_keys()
+    header = int.from_bytes(before.read_bytes()[:8], "little")
+    begin, end = json.loads(before.read_bytes()[8 : 8 + header])[f"{QUERY}.weight"]["data_offsets"]
+    assert changed
+    assert changed <= set(range(8 + header + begin, 8 + header + end))
+    with safe_open(after, "pt") as file:
+        assert file.offset_keys() == names
+
+
+def test_the_files_beside_the_weights_are_the_bases(bases: Bases, bench: Bench, adapter: Path) -> None:
+    base = bases.folder("llama", shards=SHARDS)
+
+    merged = bench.merge(base, adapter).folder
+
+    assert {file.name for file in merged.iterdir()} == {file.name for file in base.iterdir()}
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "README.md", INDEX):
+        assert (merged / name).read_bytes() == (base / name).read_bytes()
+
+
+def test_weights_in_other_formats_are_left_out_and_named(bases: Bases, bench: Bench, adapter: Path, tmp_path) -> None:
+    base = tmp_path / "base"
+    bases.model("llama").save_pretrained(base)
+    (base / "pytorch_model.bin").write_bytes(b"old")
+    (base / "onnx").mkdir()
+    (base / "onnx/model.onnx").write_bytes(b"old")
+    (base / "other.safetensors").write_bytes(b"old")
+
+    merged = bench.merge(base, adapter)
+
+    left = [path.relative_to(merged.folder).as_posix() for path in merged.folder.rglob("*") if path.is_file()]
+    assert sorted(left) == ["config.json", "generation_config.json", "model.safetensors"]
+    assert [warning.split(" ")[0] for warning in merged.record.warnings] == [
+        "onnx/model.onnx",
+        "other.safetensors",
+        "pytorch_model.bin",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["llama", "tied"])
+def test_shards_do_not_change_a_value(kind: str, bases: Bases, bench: Bench, tmp_path: Path) -> None:
+    targets = ["q_proj", "down_proj", "lm_head"]
+    adapter = save(train(bases.model(kind), target_modules=targets), tmp_path / "adapter")
+
+    whole, parts = (bench.merge(bases.folder(kind, shards=size), adapter) for size in ("1GB", SHARDS))
+
+    assert same(whole.tensors, parts.tensors)
+    assert whole.record == parts.record
+    assert len(list(parts.folder.glob("*.safetensors"))) > 3
+
+
+def test_a_shard_that_changes_nothing_is_the_stored_one(bases: Bases, bench: Bench, adapter: Path) -> None:
+    base = bases.folder("llama", shards=SHARDS)
+    holder = json.loads((base / INDEX).read_text())["weight_map"][f"{QUERY}.weight"]
+
+    merged = bench.merge(base, adapter).folder
+
+    differ = {f.name for f in base.glob("*.safetensors") if f.read_bytes() != (merged / f.name).read_bytes()}
+    assert differ == {holder}
 
 
 @pytest.mark.parametrize(
-    ("fields", "mentions"),
-    [
-        ({"peft_type": "LOHA"}, ["peft_type", "LOHA"]),
-        ({"use_dora": True}, ["use_dora"]),
-        ({"layer_replication": [[0, 1], [0, 1]]}, ["layer_replication"]),
-        ({"trainable_token_indices": [1]}, ["trainable_token_indices"]),
-        ({"target_parameters": ["query.weight"]}, ["target_parameters"]),
-        ({"megatron_config": {"a": 1}}, ["megatron_config"]),
-        ({"fan_in_fan_out": True}, ["fan_in_fan_out"]),
-        ({"init_lora_weights": "pissa"}, ["init_lora_weights", "pissa"]),
-        ({"a_setting_of_tomorrow": True}, ["a_setting_of_tomorrow"]),
-        ({"r": 0}, ["r:"]),
-        ({"r": 5}, ["lora_A", "[4, 16]", "[5, 16]"]),
-        ({"bias": "some"}, ["bias"]),
-        ({"rank_pattern": {"(": 4}}, ["rank_pattern", "regular expression"]),
-        ({"target_modules": ["query", "value", "key"]}, ["self.key", "target_modules"]),
-        ({"target_modules": ["value"]}, ["self.query", "target_modules"]),
-        ({"target_modules": []}, ["target_modules"]),
-        ({"modules_to_save": ["classifier", "pooler"]}, ["bert.pooler.dense"]),
-        ({"modules_to_save": [], "task_type": None}, ["classifier", "modules_to_save"]),
-        ({"task_type": "CAUSAL_LM"}, ["task_type", "CAUSAL_LM"]),
-    ],
+    ("target", "tokens", "dtype"),
+    [("lm_head", TOKENS, "stored"), ("q_proj", TOKENS + 6, "stored"), ("q_proj", TOKENS, "bfloat16")],
+    ids=["an untied head", "more tokens", "another dtype"],
 )
-def test_a_setting_that_is_not_carried_out_is_refused(bert, make_adapter, tmp_path, fields, mentions) -> None:
-    adapter = configure(make_adapter(), **fields)
+def test_the_index_is_written_anew_where_it_would_be_wrong(target, tokens, dtype, bases, bench, tmp_path) -> None:
+    model = bases.model("tied")
+    if tokens != TOKENS:
+        model.resize_token_embeddings(tokens)
+    trained = train(model, target_modules=[target])
+    adapter = save(trained, tmp_path / "adapter", save_embedding_layers=tokens != TOKENS)
 
-    assert_refused(bert, adapter, tmp_path / "merged", mentions)
+    merged = bench.merge(bases.folder("tied", shards=SHARDS), adapter, output_dtype=dtype)
 
-
-def without(*parts: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
-    return lambda tensors: {key: t for key, t in tensors.items() if not any(part in key for part in parts)}
-
-
-A, B = f"{PREFIX}{QUERY}.lora_A.weight", f"{PREFIX}{QUERY}.lora_B.weight"
-
-
-@pytest.mark.parametrize(
-    ("edit", "mentions"),
-    [
-        (without(A), [A, "missing"]),
-        (without(B), [B, "missing"]),
-        (without("layer.1."), ["layer.1.attention.self.query", "another base"]),
-        (without("classifier.weight"), ["classifier.weight"]),
-        (lambda t: t | {A.replace("layer.0", "layer.7"): t[A]}, ["layer.7"]),
-        (lambda t: t | {f"{PREFIX}bert.embeddings.word_embeddings.lora_embedding_A": t[A]}, ["lora_embedding_A"]),
-        (lambda t: t | {f"{PREFIX}{QUERY}.lora_magnitude_vector": torch.ones(16)}, ["lora_magnitude_vector"]),
-        (lambda t: t | {f"{PREFIX}{QUERY}.lora_B.bias": torch.ones(16)}, ["lora_B.bias", "lora_bias"]),
-        (lambda t: t | {f"{PREFIX}{QUERY}.bias": torch.ones(16)}, [f"{QUERY}.bias"]),
-        (lambda t: t | {"query.lora_A.weight": t[A]}, ["query.lora_A.weight", PREFIX]),
-        (lambda t: t | {A: torch.zeros(4, 8)}, [A, "[4, 8]", "[4, 16]"]),
-        (lambda t: t | {B: torch.zeros(8, 4)}, [B, "[8, 4]", "[16, 4]"]),
-        (lambda t: t | {A: t[A].reshape(4, 16, 1, 1)}, [A, "[4, 16, 1, 1]"]),
-        (lambda t: t | {f"{PREFIX}classifier.weight": torch.zeros(3, 16)}, ["classifier.weight", "[3, 16]", "[2, 16]"]),
-        (lambda t: t | {A: torch.full((4, 16), float("nan"))}, [A, "NaN"]),
-        (lambda t: t | {A: torch.zeros(4, 16, dtype=torch.int8)}, [A, "int8"]),
-        (lambda _: {}, ["no tensors"]),
-    ],
-)
-def test_a_tensor_that_does_not_fit_is_refused(bert, make_adapter, tmp_path, edit, mentions) -> None:
-    adapter = change(make_adapter(), edit)
-
-    assert_refused(bert, adapter, tmp_path / "merged", mentions)
+    index = json.loads((merged.folder / INDEX).read_text())
+    found = {path.name: load.keys() for path in merged.folder.glob("*.safetensors") if (load := opened(path))}
+    assert index["weight_map"] == {name: path for path, names in found.items() for name in names}
+    assert index["metadata"] == {
+        "total_parameters": sum(tensor.numel() for tensor in merged.tensors.values()),
+        "total_size": sum(tensor.nbytes for tensor in merged.tensors.values()),
+    }
+    assert distance(merged.logits(type(model)), logits(trained)) < (1e-5 if dtype == "stored" else 0.1)
 
 
-def test_an_adapter_that_overflows_is_refused_as_the_adapter_s_fault(bert: Path, make_adapter, tmp_path: Path) -> None:
-    adapter = configure(make_adapter(), lora_alpha=1e39)
-
-    assert_refused(bert, adapter, tmp_path / "merged", ["'one'", "NaN or infinity", "lora_alpha"])
-
-
-def test_an_untrained_adapter_is_refused(bert: Path, make_adapter, tmp_path: Path) -> None:
-    adapter = configure(make_adapter(), modules_to_save=None, task_type=None)
-    change(adapter, lambda t: {k: v * (0 if "lora_B" in k else 1) for k, v in t.items() if "classifier" not in k})
-
-    with pytest.raises(InvalidModel, match="lora_B are all zero"):
-        merge(bert, tmp_path / "merged", Adapter("one", adapter))
+def opened(path: Path) -> dict[str, torch.Tensor]:
+    with safe_open(path, "pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
 
 
-def test_modules_to_save_may_name_what_neither_base_nor_adapter_has(bert: Path, make_adapter, tmp_path: Path) -> None:
-    adapter = configure(make_adapter(), modules_to_save=["classifier", "score"])
+def test_the_record_says_what_changed_and_how_far(bases: Bases, bench: Bench, tmp_path: Path) -> None:
+    trained = train(bases.model("tied"), target_modules=["q_proj", "lm_head"], alpha_pattern={"lm_head": 4})
+    adapter = save(trained, tmp_path / "adapter")
+    base = bases.folder("tied")
 
-    assert merge(bert, tmp_path / "merged", Adapter("one", adapter))[0].touched
+    merged = bench.merge(base, (adapter, 0.5))
+
+    before, after, record = weights_of(base), merged.tensors, merged.record
+    changed = [name for name in before if not torch.equal(before[name], after[name])]
+    assert (record.method, record.version) == ("merge_lora", merge_lora.VERSION)
+    assert sorted(record.touched) == sorted([*changed, "lm_head.weight"])
+    original = before | {"lm_head.weight": before["model.embed_tokens.weight"]}
+    assert record.details["relative_change"] == {
+        name: pytest.approx(float((after[name] - original[name]).norm() / original[name].norm()), rel=1e-5)
+        for name in (*changed, "lm_head.weight")
+    }
+    assert record.details["tensors_added"] == ["lm_head.weight"]
+    assert record.details["tensors_byte_identical"] == len(before) - len(changed)
+    assert record.details["config_changes"] == {"tie_word_embeddings": [True, False]}
+    assert merged.config["tie_word_embeddings"] is False
+    assert torch.equal(after["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
+    assert any("lm_head.weight was tied to model.embed_tokens.weight" in warning for warning in record.warnings)
+    assert record.details["adapters"] == [
+        {"name": "one", "weight": 0.5, "peft_type": "LORA", "edits": {"low_rank": 3}, "ranks": [4], "scalings": [1, 4]}
+    ]
 
 
-def test_a_pickled_adapter_is_refused_with_the_cure(bert: Path, make_adapter, tmp_path: Path) -> None:
-    adapter = make_adapter()
-    (adapter / "adapter_model.safetensors").rename(adapter / "adapter_model.bin")
+def test_a_trained_module_that_did_not_move_is_named(bases: Bases, bench: Bench, tmp_path: Path) -> None:
+    other = QUERY.replace("layers.0", "layers.1")
+    still = {name: tensor * 0 for name, tensor in factors(other, 32, WIDTH).items()}
+    adapter = write_adapter(tmp_path / "adapter", factors(QUERY, 32, WIDTH) | still, target_modules=["q_proj"])
 
-    assert_refused(bert, adapter, tmp_path / "merged", ["safetensors"])
+    record = bench.merge(bases.folder("llama"), adapter).record
 
-
-def test_an_edit_of_a_tied_tensor_is_refused() -> None:
-    model = torch.nn.ModuleDict({"table": torch.nn.Linear(2, 2), "head": torch.nn.Linear(2, 2)})
-    model["head"].weight = model["table"].weight
-
-    merge_lora.check_untied(model, ["head.bias"])
-    with pytest.raises(InvalidModel, match=r"'head\.weight'.*tied to table\.weight.*tie_word_embeddings"):
-        merge_lora.check_untied(model, ["head.weight"])
+    assert record.touched == (f"{QUERY}.weight",)
+    assert record.warnings == (f"{other}.weight was trained, and kept its bytes",)
 
 
-def assert_refused(bert: Path, adapter: Path, output: Path, mentions: list[str]) -> None:
-    with pytest.raises(InvalidModel) as error:
-        merge(bert, output, Adapter("one", adapter))
-    assert all(word in error.value.message for word in mentions), error.value.message
-    assert not output.exists()
+def test_a_scaling_of_rslora_is_alpha_by_the_root_of_the_rank(bases: Bases, bench: Bench, tmp_path: Path) -> None:
+    module = "model.layers.1.mlp.down_proj"
+    lora = factors(module, 32, 48, rank=16)
+    settings = {"r": 16, "lora_alpha": 16, "use_rslora": True, "target_modules": ["down_proj"]}
+    adapter = write_adapter(tmp_path / "adapter", lora, layers_to_transform=[1], **settings)
+    base = bases.folder("llama")
+
+    merged = bench.merge(base, adapter)
+
+    weight = weights_of(base)[f"{module}.weight"]
+    assert torch.equal(merged.tensors[f"{module}.weight"], weight + 4 * delta(lora, module))
+    assert merged.record.details["adapters"][0]["scalings"] == [16 / math.sqrt(16)]
+
+
+def test_a_trained_bias_of_lora_b_is_scaled_with_it(bases: Bases, bench: Bench, tmp_path: Path) -> None:
+    bias = torch.linspace(-1, 1, 32)
+    lora = factors(QUERY, 32, WIDTH) | {f"{PREFIX}{QUERY}.lora_B.bias": bias}
+    adapter = write_adapter(tmp_path / "adapter", lora, lora_alpha=32, lora_bias=True, target_modules=[QUERY])
+    base = bases.folder("biased")
+
+    merged = bench.merge(base, adapter).tensors[f"{QUERY}.bias"]
+
+    assert torch.equal(merged, weights_of(base)[f"{QUERY}.bias"] + 8 * bias)
+
+
+def test_a_bert_classifier_keeps_its_trained_head(bert: Path, make_adapter: AdapterMaker, bench: Bench) -> None:
+    adapter = make_adapter(r=4, lora_alpha=6)
+
+    merged = bench.merge(bert, adapter)
+
+    assert torch.equal(merged.tensors["classifier.weight"], tensors_of(adapter)[f"{PREFIX}classifier.weight"])
+    assert digest_bytes((merged.folder / "config.json").read_bytes()) == digest_bytes(
+        (bert / "config.json").read_bytes()
+    )
