@@ -70,11 +70,11 @@ class MergedModel:
         self.notes.append(f"the model is now a {kind.__name__}{without}")
 
     def plan(self, arguments: MergeLora) -> OutputPlan:
-        """The base's files with every change, new tensors at the end of the last one."""
+        """The base's files with every change, without those that lose every tensor; new tensors are in the last one."""
         self.config = with_dtype(self.config, arguments.output_dtype)
         dtype = OUTPUT_DTYPES[arguments.output_dtype]
         by_stored = {self._stored_name(name): name for name in self.changes if name not in self.added}
-        files = [self._file(file, by_stored, dtype) for file in self.layout.files.files]
+        files = [file for origin in self.layout.files.files if (file := self._file(origin, by_stored, dtype)).tensors]
         last = files[-1]
         new = tuple(self._added(name, dtype) for name in self.added)
         plan = OutputPlan((*files[:-1], OutputFile(last.origin, (*last.tensors, *new))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,20 @@ def test_a_head_has_the_bases_dtype_or_the_one_asked_for(bases: Bases, bench: Be
 
     assert torch.equal(stored.tensors["score.weight"], head.bfloat16())
     assert torch.equal(wide.tensors["score.weight"], head)
+
+
+def test_a_shard_that_held_the_old_head_alone_is_gone(bases: Bases, bench: Bench, tmp_path: Path) -> None:
+    base = bases.folder("llama", shards="5KB")
+    index = json.loads((base / "model.safetensors.index.json").read_text())["weight_map"]
+    assert list(index.values()).count(index["lm_head.weight"]) == 1
+    adapter = write_head(tmp_path / "adapter", torch.ones(3, WIDTH))
+
+    merged = bench.merge(base, adapter, labels=LABELS).folder
+
+    written = json.loads((merged / "model.safetensors.index.json").read_text())["weight_map"]
+    assert written.keys() == index.keys() - {"lm_head.weight"} | {"score.weight"}
+    assert {path.name for path in merged.glob("*.safetensors")} == set(written.values())
+    assert index["lm_head.weight"] not in written.values()
 
 
 @pytest.mark.parametrize("base", ["BertForPreTraining", "RobertaForMaskedLM", "DistilBertForMaskedLM"])
