@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import ConfigDict, Field
 
-from compressors.target_modules import Names, Targeting, matching_key
+from compressors.target_modules import Names, Targeting, expressions, matching_key
 from modelpress.documents import Document, read_value
 from modelpress.errors import InvalidModel
 
@@ -41,6 +41,10 @@ HEADS: Mapping[str | None, tuple[str, ...]] = {
 """PEFT's task types, and the modules that PEFT trains and saves whole for each, whatever modules_to_save says."""
 HARMLESS_INITS = (True, False, "gaussian", "eva", "orthogonal")
 """Ways to initialise that leave the base model's weights alone; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA do not."""
+MAX_PATTERNS = 1024
+MAX_PATTERN_CHARACTERS = 4096
+"""Of one regular expression: Python compiles alternatives that begin alike in the square of their length."""
+_NAME = re.compile(r"[\w.]+")
 _WRAPPERS = re.compile(r"\.(modules_to_save(\.default)?)(?=\.)")
 _UNUSED_COPY = re.compile(r".+\.original_module\.(.+\.)?bias")
 """With bias 'all' PEFT also writes the untrained biases of modules_to_save, which it never reads."""
@@ -64,17 +68,17 @@ class SavedModules(Document):
 class LoraSettings(SavedModules):
     """What decides a LoRA adapter's change, under PEFT's own names."""
 
-    r: int = Field(default=8, ge=1, le=65_536)
-    lora_alpha: float = 8
-    use_rslora: bool = False
+    r: int = Field(default=8, ge=1, le=65_536, strict=True)
+    lora_alpha: float = Field(default=8, strict=True)
+    use_rslora: bool = Field(default=False, strict=True)
     """Scale by alpha / sqrt(r) (Kalajdzievski 2023) instead of alpha / r (Hu et al. 2021)."""
-    use_dora: bool = False
+    use_dora: bool = Field(default=False, strict=True)
     """Weight-decomposed (Liu et al. 2024): every module has a magnitude beside its A and B."""
     rank_pattern: dict[str, int] = Field(default_factory=dict)
     alpha_pattern: dict[str, float] = Field(default_factory=dict)
     bias: str = Field(default="none", pattern="^(none|all|lora_only)$")
     """Which of the base model's biases were trained along."""
-    lora_bias: bool = False
+    lora_bias: bool = Field(default=False, strict=True)
     """Whether lora_B has a bias of its own."""
     target_modules: Names = None
     target_parameters: tuple[str, ...] | None = None
@@ -172,14 +176,23 @@ def _checked_lora(settings: LoraSettings) -> LoraSettings:
         raise _refused("target_modules", settings.target_modules, "name the modules that the adapter is on")
     if settings.target_modules == "all-linear":
         raise _refused("target_modules", "all-linear", "save the adapter with PEFT, which writes the modules' names")
-    for pattern in (*settings.rank_pattern, *settings.alpha_pattern):
-        try:
-            re.compile(pattern)
-        except (re.error, RecursionError, OverflowError):
-            raise _refused("rank_pattern or alpha_pattern", pattern, "not a regular expression") from None
+    _check_expressions(settings)
     if any(rank < 1 for rank in settings.rank_pattern.values()):
         raise _refused("rank_pattern", settings.rank_pattern, "ranks are at least 1")
     return _checked(settings)
+
+
+def _check_expressions(settings: LoraSettings) -> None:
+    """Compiled here, also at intake, and run by nobody but the merge. Plain names need no look, however many."""
+    found = expressions(settings.targeting, *settings.rank_pattern, *settings.alpha_pattern)
+    for number, (name, pattern, expression) in enumerate(each for each in found if not _NAME.fullmatch(each[1])):
+        if number >= MAX_PATTERNS or len(pattern) > MAX_PATTERN_CHARACTERS:
+            cure = f"name the modules; at most {MAX_PATTERNS} patterns of {MAX_PATTERN_CHARACTERS} characters are read"
+            raise _refused(name, pattern, cure)
+        try:
+            re.compile(expression)
+        except (re.error, RecursionError, OverflowError):
+            raise _refused(name, pattern, "not a regular expression") from None
 
 
 def _checked(settings: SettingsT) -> SettingsT:

@@ -7,7 +7,7 @@ are regular expressions of whoever made it: they are run in worker processes onl
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from modelpress.documents import Document
@@ -28,7 +28,7 @@ class Targeting(Document):
         """Whether the adapter is on this module, if the module is of a kind that it can be on."""
         if self.exclude_modules and _matches(self.exclude_modules, module):
             return False
-        if any(re.match(rf"(^|.*\.){name}($|\..*)", module) for name in self.modules_to_save or ()):
+        if any(re.match(_saved(name), module) for name in self.modules_to_save or ()):
             return False
         if not self.target_modules or not _matches(self.target_modules, module):
             return False
@@ -40,21 +40,46 @@ class Targeting(Document):
         layers = self.layers_to_transform
         if layers is None or layers == ():
             return True
-        found = next((match for match in (re.match(p, module) for p in self._layer_patterns()) if match), None)
-        index = int(found["index"]) if found else None
+        places = [_after(name) for name in _as_tuple(self.layers_pattern)] or [r".*?\.[^.]*\.(?P<index>\d+)\."]
+        found = next((match for match in (re.match(place, module) for place in places) if match), None)
+        index = int(found["index"]) if found and found["index"] else None
         return index == layers if isinstance(layers, int) else index in layers
 
-    def _layer_patterns(self) -> list[str]:
-        """Where a module's name gives its layer's number: the first number of all, or after one of the names given."""
-        patterns = (self.layers_pattern,) if isinstance(self.layers_pattern, str) else self.layers_pattern
-        if not any(patterns or ()):
-            return [r".*?\.[^.]*\.(?P<index>\d+)\."]
-        return [rf"(?:^|.*?\.){pattern}\.(?P<index>\d+)\." for pattern in patterns or ()]
+
+def expressions(settings: Targeting, *patterns: str) -> Iterator[tuple[str, str, str]]:
+    """Every regular expression that these rules run: its setting, what stands there, and the whole expression.
+
+    `patterns` are the keys of `rank_pattern` and `alpha_pattern`.
+    """
+    yield from (("rank_pattern or alpha_pattern", key, _ending(key)) for key in patterns)
+    yield from (("modules_to_save", name, _saved(name)) for name in settings.modules_to_save or ())
+    yield from (("layers_pattern", name, _after(name)) for name in _as_tuple(settings.layers_pattern))
+    for setting in ("target_modules", "exclude_modules"):
+        if isinstance(value := getattr(settings, setting), str):
+            yield setting, value, value
 
 
 def matching_key(patterns: Mapping[str, Any], target: str) -> str:
     """The first pattern that matches the end of the target's name, as PEFT looks up ranks and alphas."""
-    return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", target)), target)
+    return next((key for key in patterns if re.match(_ending(key), target)), target)
+
+
+def _ending(key: str) -> str:
+    return rf"(.*\.)?({key})$"
+
+
+def _saved(name: str) -> str:
+    return rf"(^|.*\.){name}($|\..*)"
+
+
+def _after(name: str) -> str:
+    """Where a module's name gives its layer's number: after this name."""
+    return rf"(?:^|.*?\.){name}\.(?P<index>\d+)\."
+
+
+def _as_tuple(names: Names) -> tuple[str, ...]:
+    """Without empty names."""
+    return tuple(filter(None, (names,) if isinstance(names, str) else names or ()))
 
 
 def _matches(names: Sequence[str], module: str) -> bool:
