@@ -91,6 +91,8 @@ class MergedModel:
                 continue
             name = by_stored.get(stored.name, stored.name)
             change = self.changes.get(name)
+            if change is not None:
+                _check_full_precision(stored)
             kept = stored.dtype if change is None or dtype is None else dtype
             tensors.append(OutputTensor(stored.name, kept, self.shapes.get(name, stored.shape), stored, change))
         return OutputFile(file, tuple(tensors))
@@ -110,3 +112,14 @@ class MergedModel:
         if found is None:
             raise InvalidModel(f"the base has no tensor {name!r}", field=name)
         return found.name
+
+
+def _check_full_precision(stored: StoredTensor) -> None:
+    """InvalidModel for codes, whatever the config says of quantization: a change of weights is none of their codes."""
+    if not stored.dtype.is_floating_point or stored.dtype.itemsize == 1:
+        raise InvalidModel(
+            f"tensor {stored.name!r} of the base, which an adapter changes, has the quantized dtype "
+            f"{str(stored.dtype).removeprefix('torch.')}: name the full-precision base",
+            reason="QUANTIZED_BASE",
+            field=stored.name,
+        )
