@@ -15,19 +15,17 @@ import torch
 from compressors.adapter_config import HEADS, LoraSettings
 from compressors.adapter_fit import Fit, is_named
 from compressors.adapter_names import AdapterTensors
+from compressors.adapter_tensor_names import PART
 from compressors.adapters import Adapter
-from compressors.base_layout import SINGLE_EXPERT, BaseLayout, is_outside_layers
+from compressors.base_layout import BaseLayout, is_outside_layers
 from compressors.edits import Additive, Chain, Edit, Replacement, TokenRows
 from compressors.lora_experts import expert_edits, parameters_of
 from compressors.lora_layers import Parts, layer_edits
+from compressors.model_layouts import SINGLE_EXPERT, is_loaded, layer_count
 from compressors.target_modules import matching_key
 from compressors.weight_files import StoredTensor
 from modelpress.errors import InvalidModel
 
-_PART = re.compile(
-    r"(?P<module>.+?)\.(?P<part>(base_layer\.)*lora_[AB]\.(weight|bias)|lora_embedding_[AB]"
-    r"|lora_magnitude_vector(\.weight)?|token_adapter\.trainable_tokens_delta|base_layer\.(weight|bias))"
-)
 TOKENS = "token_adapter.trainable_tokens_delta"
 
 
@@ -37,7 +35,7 @@ def read_lora(tensors: AdapterTensors, settings: LoraSettings, base: BaseLayout,
     found = _Found()
     modules: dict[str, dict[str, StoredTensor]] = {}
     for target, stored in tensors.plain.items():
-        match = _PART.fullmatch(target)
+        match = PART.fullmatch(target)
         if match is None:
             _read_whole(fit, target, stored, found)
         else:
@@ -57,6 +55,8 @@ class _Found:
     bases: dict[str, Replacement] = field(default_factory=dict)
     targets: set[str] = field(default_factory=set)
     """Modules and parameters that have low-rank factors."""
+    tables: set[str] = field(default_factory=set)
+    """Embeddings that have trained rows."""
 
     def add(self, target: str, edit: Edit) -> None:
         """Several edits of one tensor apply in turn: what replaces it comes first."""
@@ -76,6 +76,7 @@ def _read_module(fit: Fit, module: str, parts: Parts, found: _Found) -> None:
         _read_base(fit, f"{module}.weight", parts["base_layer.weight"], found)
     if TOKENS in parts:
         found.add(f"{module}.weight", _token_rows(fit, module, parts[TOKENS]))
+        found.tables |= {module, fit.twin(f"{module}.weight").removesuffix(".weight")}
     factors = {part: stored for part, stored in parts.items() if "lora_" in part}
     parameters = parameters_of(fit, module)
     if parameters:
@@ -127,8 +128,11 @@ def _token_rows(fit: Fit, module: str, stored: StoredTensor) -> TokenRows:
     if indices is None:
         fit.fail(stored.name, "is there, and trainable_token_indices does not name its module")
     fit.check_shape(stored, (len(indices), *shape[1:]), f"{len(indices)} trained tokens of {list(shape)}")
-    if max(indices) >= shape[0]:
-        fit.fail(stored.name, f"is for token {max(indices)}, and the base has {shape[0]} tokens")
+    outside = next((index for index in indices if not 0 <= index < shape[0]), None)
+    if outside is not None:
+        fit.fail(stored.name, f"is for token {outside}, and the base has {shape[0]} tokens")
+    if len(set(indices)) < len(indices):
+        fit.fail(stored.name, f"has {len(indices)} rows for {len(set(indices))} tokens: which one counts is not told")
     return TokenRows(fit.load(stored), indices)
 
 
@@ -172,6 +176,16 @@ def _unused(settings: LoraSettings, found: _Found) -> Iterator[tuple[str, Iterab
     for setting in ("rank_pattern", "alpha_pattern"):
         pattern = getattr(settings, setting)
         yield setting, pattern.keys() - {matching_key(pattern, target) for target in targets}
+    yield "trainable_token_indices", _tables_without_rows(settings, found.tables)
     saved = [name for name in settings.modules_to_save or () if name not in HEADS[settings.task_type]]
     owners = {edit.rpartition(".")[0] for edit in found.edits}
     yield "modules_to_save", (name for name in saved if not any(name in owner for owner in owners))
+
+
+def _tables_without_rows(settings: LoraSettings, tables: Iterable[str]) -> Iterator[str]:
+    """Embeddings whose trained rows are not there; by their indices where the configuration names no module."""
+    indices = settings.trainable_token_indices
+    if isinstance(indices, dict):
+        yield from (name for name in indices if not any(is_named(table, (name,)) for table in tables))
+    elif indices and not tables:
+        yield ", ".join(map(str, indices))[:80]

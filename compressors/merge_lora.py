@@ -106,7 +106,10 @@ def read_adapter(source: NamedSource, layout: BaseLayout) -> Adapter:
 
 def check_changed(outcome: MergeOutcome, model: MergedModel) -> None:
     if not model.added and not any(tensor.changed for tensor in outcome.tensors.values()):
-        raise InvalidModel("the adapters change no tensor: their lora_B are all zero, as before any training")
+        raise InvalidModel(
+            "the adapters change no tensor: their lora_B are all zero, as before any training, or alpha is 0, weights "
+            "cancel each other, or are so small that every change is rounded away"
+        )
 
 
 def record(

@@ -148,6 +148,21 @@ def test_a_scaling_beyond_fp32_is_refused(fields: dict[str, Any], refuse: Refuse
     mentioned(refuse("llama", fitting(), fields), [f"{QUERY}.weight", "NaN|infinite", "alpha"])
 
 
+@pytest.mark.parametrize("weight", [1e308, -1e308, 1e41])
+@pytest.mark.parametrize("combination", ["cat", "linear", "svd", "ties", "dare_linear", "dare_ties"])
+def test_a_weight_beyond_fp32_is_refused_by_every_combination(
+    combination: str, weight: float, bases: Bases, bench: Bench, tmp_path: Path
+) -> None:
+    adapter = write_adapter(tmp_path / "adapter", fitting(), target_modules=["q_proj"])
+    needed = {"svd": {"svd_rank": 2}, "cat": {}, "linear": {}}.get(combination, {"density": 0.5})
+
+    error = bench.refused(
+        bases.folder("llama"), (adapter, weight), (adapter, 0.5), combination_type=combination, **needed
+    )
+
+    mentioned(error, [f"{QUERY}.weight", "NaN|infinite", "weight"])
+
+
 def test_an_untrained_adapter_is_refused(bases: Bases, bench: Bench, tmp_path: Path) -> None:
     zero = {name: tensor * (0 if "lora_B" in name else 1) for name, tensor in fitting().items()}
     adapter = write_adapter(tmp_path / "adapter", zero, target_modules=["q_proj"])
