@@ -30,6 +30,10 @@ class Fit:
     def load(self, stored: StoredTensor) -> Load:
         return partial(self.tensors.load, stored.name)
 
+    def has(self, parameter: str) -> bool:
+        """Whether the base stores it, as a whole or in parts."""
+        return self.base.find(parameter) is not None or self.base.find_fused(parameter) is not None
+
     def shape_of(self, parameter: str, *, asked_by: StoredTensor) -> tuple[int, ...]:
         """Of the parameter that the adapter changes: its own where the adapter brings one, else the base's."""
         if parameter in self.shapes:

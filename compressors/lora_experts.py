@@ -17,10 +17,12 @@ _FACTOR = re.compile(r"((base_layer\.)*)lora_[AB]\.weight")
 
 
 def parameters_of(fit: Fit, module: str) -> list[str]:
-    """Parameters of this module that target_parameters names. A plain `weight` is its layer's, as for any LoRA."""
-    named = (name.rpartition(".")[2] for name in fit.settings.target_parameters or ())
+    """The module's own parameters that target_parameters names, which may be by their last name alone. A plain
+    `weight` is its layer's, as for any LoRA.
+    """
+    ends = {name.rpartition(".")[2] for name in fit.settings.target_parameters or ()} - {"weight"}
     return sorted(
-        {f"{module}.{end}" for end in named if end != "weight" and fit.is_target_parameter(f"{module}.{end}")}
+        name for name in (f"{module}.{end}" for end in ends) if fit.is_target_parameter(name) and fit.has(name)
     )
 
 
