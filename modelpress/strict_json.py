@@ -8,7 +8,7 @@
     modelpress.strict_json.JsonError: gives the key 'a' twice
 
 Refused are keys given twice, NaN and infinity, numbers of more than 64 digits, half surrogates, and nesting so deep
-that the parser gives up.
+that the parser, or a reader that follows the value down, would give up.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from __future__ import annotations
 import json
 import math
 import re
+from itertools import chain
 from typing import Any, NoReturn
 
 MAX_DIGITS = 64
+MAX_DEPTH = 64
+"""Objects and lists inside one another, the outermost counted."""
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -48,7 +51,18 @@ def read_object(data: bytes) -> dict[str, Any]:
         raise JsonError("is nested too deeply") from None
     if not isinstance(value, dict):
         raise JsonError(f"holds a {type(value).__name__}, where an object is expected")
+    _check_depth(value)
     return value
+
+
+def _check_depth(value: dict[str, Any]) -> None:
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH):
+        inside = chain.from_iterable(each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for each in inside if isinstance(each, dict | list)]
+        if not level:
+            return
+    raise JsonError(f"is nested too deeply: at most {MAX_DEPTH} objects and lists inside one another are read")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

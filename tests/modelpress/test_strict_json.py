@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from modelpress.strict_json import JsonError, read_object
+from modelpress.strict_json import MAX_DEPTH, JsonError, read_object
 
 
 def test_an_object_is_read_as_json_reads_it() -> None:
@@ -36,3 +36,19 @@ def test_an_object_is_read_as_json_reads_it() -> None:
 def test_every_surprise_is_a_fault_with_its_name(data: bytes, mentions: str) -> None:
     with pytest.raises(JsonError, match=mentions):
         read_object(data)
+
+
+@pytest.mark.parametrize(("open_", "close"), [(b'{"a":', b"}"), (b"[", b"]"), (b'[{"a":', b"}]"), (b"[[],", b"]")])
+@pytest.mark.parametrize("depth", [500, 900])
+def test_no_value_is_so_deep_that_its_reader_gives_up(open_: bytes, close: bytes, depth: int) -> None:
+    """`copy.deepcopy` follows every level with three calls of its own: Python's own limit comes too late."""
+    with pytest.raises(JsonError, match="nested too deeply"):
+        read_object(b'{"x":' + open_ * depth + b"1" + close * depth + b"}")
+
+
+def test_the_depth_that_is_read_is_the_one_that_is_named() -> None:
+    inside = [b"[" * levels + b"]" * levels for levels in (MAX_DEPTH - 1, MAX_DEPTH)]
+
+    assert read_object(b'{"a":' + inside[0] + b"}")
+    with pytest.raises(JsonError, match="nested"):
+        read_object(b'{"a":' + inside[1] + b"}")
