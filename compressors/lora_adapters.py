@@ -97,7 +97,8 @@ def _read_whole(fit: Fit, target: str, stored: StoredTensor, found: _Found) -> N
         settings.bias == "all" or (settings.bias == "lora_only" and settings.targeting.targets(owner))
     )
     if "lora_" in target or not (trained_bias or settings.saves(target) or settings.saves(fit.twin(target))):
-        if base is not None and len(stored.shape) == 2 and is_outside_layers(target):
+        own_value = len(stored.shape) == 2 or stored.name.endswith(".base_layer.bias")
+        if base is not None and own_value and is_outside_layers(target):
             _read_base(fit, target, stored, found)
             return
         unknown = "" if base else ", and the base has no such tensor: use the base that it was trained on"
