@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from peft import PeftConfig, PeftType, get_peft_model
 from peft.tuners._buffer_dict import BufferDict
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
@@ -24,8 +25,11 @@ from modelpress.errors import InvalidModel
 from modelpress.merge_recipes import MergeLora
 
 WEIGHTS = "adapter_model.safetensors"
-CANNOT = (ValueError, TypeError, RuntimeError, NotImplementedError, KeyError, AttributeError, IndexError, ImportError)
-"""What PEFT and transformers raise for what they cannot do."""
+CANNOT = (
+    *(ValueError, TypeError, RuntimeError, LookupError, AttributeError, ImportError, ArithmeticError, AssertionError),
+    *(re.error, StrictDataclassError),
+)
+"""What PEFT and transformers raise for what they cannot do, and for settings of which they can make nothing."""
 
 FROM_BASE = re.compile(r"pissa|olora")
 """Initialisations that take a part out of the base again whenever the adapter is loaded."""

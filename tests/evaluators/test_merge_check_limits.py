@@ -106,6 +106,37 @@ def test_an_architecture_without_a_reference_is_named(base, adapter, tmp_path, c
     assert word in found["not_compared"]["*"]
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("architectures", "LlamaForCausalLM"),
+        ("architectures", 5),
+        ("architectures", [["x"]]),
+        ("model_type", ["llama"]),
+        ("vocab_size", "64"),
+        ("vocab_size", -1),
+        ("vocab_size", 10**60),
+        ("num_hidden_layers", "two"),
+        ("num_hidden_layers", 2.5),
+        ("num_attention_heads", 0),
+        ("rope_parameters", "x"),
+        ("tie_word_embeddings", "yes"),
+        ("eos_token_id", "x"),
+        ("id2label", ["a"]),
+        ("num_labels", "x"),
+        ("text_config", [1]),
+        ("hidden_act", "os.system"),
+        ("dtype", "evil"),
+    ],
+)
+def test_a_config_of_which_no_model_is_made_is_named(base, adapter, tmp_path, field, value):
+    """What transformers raises differs from field to field: none of it ends the conversion."""
+    other = rewrite(base, tmp_path / "other", {}, **{field: value})
+    found = check(other, other, adapter)
+    assert (found["layers"], found["layer_difference"], found["logits"]) == (0, None, None)
+    assert found["logits_missing"] == found["not_compared"]["*"] != ""
+
+
 @pytest.mark.parametrize("name", ["LlamaConfig", "pipeline", "LlamaForCausalLM.from_pretrained", None])
 def test_a_config_picks_only_classes_of_its_own_model_type(name):
     with pytest.raises(NotComparable):
