@@ -14,7 +14,7 @@ from compressors.base_layout import BaseLayout, is_outside_layers
 from compressors.changes import Change, Rows, Unchanged
 from compressors.classifier_heads import check_head, check_task
 from compressors.combining import NamedEdit, combined
-from compressors.edits import Edit, LowRank, Replacement, TokenRows, TransposedLowRank
+from compressors.edits import Chain, Edit, LowRank, Replacement, TokenRows, TransposedLowRank
 from compressors.merged_model import MergedModel
 from compressors.stages import NamedSource
 from modelpress.errors import InvalidModel, InvalidRecipe
@@ -39,6 +39,7 @@ def merged_model(layout: BaseLayout, adapters: Named, arguments: MergeLora, *, s
     shapes, bases = _shapes(adapters), _bases(adapters)
     edits = _by_parameter(adapters)
     _check_apart(edits)
+    _check_replacements(layout, edits, shapes)
     changes = {name: combined(name, parts, arguments, seed=seed) for name, parts in edits.items()}
     for name, base in bases.items():
         changes[name] = Rebased(base, changes.get(name, Unchanged()))
@@ -65,9 +66,31 @@ def _by_parameter(adapters: Named) -> dict[str, list[NamedEdit]]:
 def _check_apart(edits: Mapping[str, Sequence[NamedEdit]]) -> None:
     """No two adapters replace the same tensor: which one counts would be chance."""
     for name, parts in edits.items():
-        owners = [part.adapter for part in parts if isinstance(part.edit, Replacement | TokenRows)]
+        owners = [part.adapter for part in parts if _replaces(part.edit)]
         if len(owners) > 1:
             raise InvalidModel(f"adapters {owners[0]!r} and {owners[1]!r} both replace {name!r}: merge one", field=name)
+
+
+def _replaces(edit: Edit) -> bool:
+    return isinstance(edit, Replacement | TokenRows) or (isinstance(edit, Chain) and _replaces(edit.first))
+
+
+def _check_replacements(
+    layout: BaseLayout, edits: Mapping[str, Sequence[NamedEdit]], shapes: Mapping[str, tuple[int, ...]]
+) -> None:
+    """A tensor that the base has in another shape, or not at all, can only be the adapter's own."""
+    for name, parts in edits.items():
+        found = layout.find(name)
+        is_new = found is None or found.shape != shapes.get(name, found.shape)
+        owner = next((part for part in parts if _replaces(part.edit)), None)
+        if is_new and owner is not None and (owner.weight != 1 or len(parts) > 1):
+            here = f"with shape {list(found.shape)}" if found else "not at all"
+            raise InvalidModel(
+                f"adapter {owner.adapter!r} brings {name!r} with shape {list(shapes[name])}, which the base has {here}: "
+                f"nothing can be added to it or weighed against it, so merge it alone with weight 1 (it has "
+                f"{owner.weight:g}, and {len(parts)} adapters change the tensor)",
+                field=name,
+            )
 
 
 def _shapes(adapters: Named) -> dict[str, tuple[int, ...]]:
@@ -120,6 +143,7 @@ def _settle_ties(
     model: MergedModel, edits: Mapping[str, Sequence[NamedEdit]], bases: Mapping[str, Replacement]
 ) -> None:
     """Untie what would differ; what both sides of a tie change alike stays one tensor."""
+    _refuse_unknown_ties(model)
     for target, source in model.layout.tied.items():
         if model.layout.find(source) is None or not {target, source} & model.changes.keys():
             continue
@@ -129,8 +153,8 @@ def _settle_ties(
         others = [name for name, its in model.layout.tied.items() if its == source and name != target]
         if others:
             raise InvalidModel(
-                f"the adapter changes {target!r} or {source!r}, which are tied to {others[0]!r} as well: save the base "
-                "with tie_word_embeddings false first",
+                f"the adapter changes {target!r} or {source!r}, which are tied to {others[0]!r} as well, and a config "
+                "unties all of them or none: train the adapter without that module",
                 field=target,
             )
         base = bases.get(target) or bases.get(source)
@@ -138,6 +162,22 @@ def _settle_ties(
             model.changes[target] = Rebased(base, _without_base(model.changes.get(target, Unchanged())))
             model.shapes = {**model.shapes, target: model.shapes[source if source in model.shapes else target]}
         model.untie(target, source)
+
+
+def _refuse_unknown_ties(model: MergedModel) -> None:
+    """A config that ties embeddings to a head which only a class of transformers could name."""
+    layout = model.layout
+    if layout.model_class is not None or not layout.ties_embeddings:
+        return
+    for name in sorted(filter(is_outside_layers, model.changes)):
+        found = layout.find(name)
+        if found is not None and len(found.shape) == 2 and found.shape[0] >= (layout.vocabulary or 1):
+            raise InvalidModel(
+                f"the adapter changes {name!r}, config.json says tie_word_embeddings, and transformers has no class "
+                f"{layout.config.get('architectures')} of model_type {layout.model_type!r} that would say what is tied: "
+                "store the head as a tensor of its own and set tie_word_embeddings to false",
+                field=name,
+            )
 
 
 def _without_base(change: Change) -> Change:
@@ -177,20 +217,18 @@ def _settle_vocabulary(model: MergedModel) -> None:
     resized = {name: shape[0] for name, shape in _resized(model)}
     if not resized:
         return
-    rows = set(resized.values())
     names = {name for pair in model.layout.may_be_tied.items() for name in pair} | resized.keys()
     for name in sorted(names):
         found = model.layout.tensors.get(name)
         if found is not None and name not in resized and found.shape[0] >= (before or 0):
-            rows.add(found.shape[0])
             raise InvalidModel(
                 f"the adapter makes {min(resized)!r} {resized[min(resized)]} tokens long, and {name!r} stays at "
                 f"{list(found.shape)}: save the adapter with its embedding layers (save_embedding_layers=True)",
                 field=name,
             )
-    if len(rows) != 1:
+    if len(set(resized.values())) != 1:
         raise InvalidModel(f"the adapter's embeddings have different numbers of tokens: {resized}", field=min(resized))
-    model.resize(rows.pop())
+    model.resize(resized[min(resized)])
 
 
 def _resized(model: MergedModel) -> Iterator[tuple[str, tuple[int, ...]]]:
