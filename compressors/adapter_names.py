@@ -5,7 +5,6 @@ base_model.model.model.layers.0.q_proj.lora_A.weight  ->  model.layers.0.q_proj.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -13,17 +12,13 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from compressors.adapter_config import plain_name
+from compressors.adapter_tensor_names import PREFIX, model_name, plain_name
 from compressors.weight_files import StoredTensor, WeightFiles
 from modelpress.errors import InvalidModel
 from modelpress.stored_folders import Source
 
 STEM = "adapter_model"
-PREFIX = "base_model.model."
 LOADED = 4
-_WRAPPED_PREFIX = re.compile(r"(?P<wrappers>((_orig_mod|_fsdp_wrapped_module|module)\.)*)base_model\.model\.")
-_WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module)\.")
-"""Names that torch.compile and FSDP put between a model's own: no module of a model is called so."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +74,8 @@ def refuse_non_finite(tensors: AdapterTensors, *, name: str) -> None:
 
 def _named(files: WeightFiles, name: str, trained_biases: bool) -> Iterator[tuple[str, StoredTensor]]:
     for key, stored in files.tensors.items():
-        prefix = _WRAPPED_PREFIX.match(key)
-        if prefix is None:
+        named = model_name(key)
+        if named is None:
             raise InvalidModel(
                 f"adapter {name!r}: tensor {key!r} does not start with {PREFIX!r}: save it with PEFT", field=key
             )
@@ -95,6 +90,6 @@ def _named(files: WeightFiles, name: str, trained_biases: bool) -> Iterator[tupl
             raise InvalidModel(
                 f"adapter {name!r}: tensor {key!r} is {stored.dtype}: expected floating point", field=key
             )
-        target = plain_name(_WRAPPERS.sub("", key[prefix.end() :]), trained_biases=trained_biases)
+        target = plain_name(named, trained_biases=trained_biases)
         if target is not None:
             yield target, stored

@@ -6,34 +6,15 @@ head that is tied to the embeddings is not stored at all.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from compressors.dequantized_base import DequantizedBase
+from compressors.model_layouts import RENAMED, STORED_EXPERTS, TRANSPOSED_EXPERTS, is_conv1d
 from compressors.weight_files import StoredTensor, WeightFiles
 from modelpress.errors import InvalidModel
-
-CONV1D_MODULES: Mapping[str, frozenset[str]] = dict.fromkeys(
-    ("gpt2", "decision_transformer", "imagegpt", "openai-gpt", "clvp", "clvp_decoder"),
-    frozenset({"c_attn", "c_proj", "c_fc", "q_attn"}),
-)
-"""model_type -> last names of the modules that are transformers' Conv1D: their weights are stored as [in, out]."""
-TRANSPOSED_EXPERTS = frozenset({"gpt_oss", "openai_privacy_filter", "aria", "aria_text"})
-"""Model types whose fused experts are [experts, in, out]."""
-STORED_EXPERTS: Mapping[str, tuple[tuple[str, ...], ...]] = {
-    "mlp.experts.gate_up_proj": (
-        ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
-        ("block_sparse_moe.experts.{}.w1.weight", "block_sparse_moe.experts.{}.w3.weight"),
-    ),
-    "mlp.experts.down_proj": (("mlp.experts.{}.down_proj.weight",), ("block_sparse_moe.experts.{}.w2.weight",)),
-}
-"""End of a fused parameter's name -> how checkpoints store it: expert by expert, the parts one below the other."""
-RENAMED = ((".mlp.", ".block_sparse_moe."),)
-"""(part of a name in the loaded model, what it is in files of some model types)."""
-SINGLE_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 @dataclass(frozen=True)
@@ -94,7 +75,7 @@ class BaseLayout:
 
     def is_conv1d(self, module: str) -> bool:
         """Whether the module's weight is stored as [in, out]."""
-        return module.rpartition(".")[2] in CONV1D_MODULES.get(self.model_type, frozenset())
+        return is_conv1d(module, self.model_type)
 
     @property
     def model_type(self) -> str:

@@ -6,7 +6,6 @@ found what it is about.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -145,7 +144,9 @@ def _check_complete(fit: Fit, found: _Found) -> None:
     settings, known = fit.settings, found.targets | found.edits.keys()
     one_by_one = any(SINGLE_EXPERT.search(name) for name in found.targets)
     prefix = next(filter(None, map(fit.base.prefix_of, found.edits)), "")
-    for name, stored in sorted((f"{prefix}{name}", stored) for name, stored in fit.base.tensors.items()):
+    layers = layer_count(fit.base.config)
+    loaded = [(f"{prefix}{name}", stored) for name, stored in fit.base.tensors.items() if is_loaded(name, layers)]
+    for name, stored in sorted(loaded):
         module = name.removesuffix(".weight")
         is_layer = module != name and len(stored.shape) > 1 and (one_by_one or not SINGLE_EXPERT.search(name))
         if is_layer and settings.targeting.targets(module) and not {module, name} & known:

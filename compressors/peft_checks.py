@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from compressors.adapter_tensor_names import PREFIX
 from compressors.peft_kind_table import SHARED_PREFIX, Kind
-from compressors.peft_layers import PREFIX, BaseLayer, Expected
+from compressors.peft_layers import BaseLayer, Expected
 from compressors.stored_tensors import Stored, Tensors
 from modelpress.errors import InvalidModel
 

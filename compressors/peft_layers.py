@@ -21,7 +21,6 @@ from compressors.changes import wide
 from modelpress.errors import InvalidModel
 
 ADAPTER = "default"
-PREFIX = "base_model.model."
 CONVOLUTIONS: Mapping[int, type[nn.Module]] = {3: nn.Conv1d, 4: nn.Conv2d, 5: nn.Conv3d}
 Layout = Literal["Linear", "Conv1D", "Embedding", "Conv", "Norm"]
 """How a module uses its weight: `Conv1D` is GPT-2's linear layer, stored [inputs, outputs]; `Conv` a convolution."""

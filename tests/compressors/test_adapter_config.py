@@ -15,9 +15,9 @@ from compressors.adapter_config import (
     WITHOUT_EFFECT,
     LoraSettings,
     OtherSettings,
-    plain_name,
     read_adapter_settings,
 )
+from compressors.adapter_tensor_names import plain_name
 from modelpress.errors import InvalidModel
 
 MINIMAL: dict[str, Any] = {"peft_type": "LORA", "target_modules": ["q_proj"]}

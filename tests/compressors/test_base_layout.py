@@ -11,7 +11,8 @@ import torch
 import transformers
 from transformers.pytorch_utils import Conv1D
 
-from compressors.base_layout import CONV1D_MODULES, BaseLayout, is_outside_layers
+from compressors.base_layout import BaseLayout, is_outside_layers
+from compressors.model_layouts import CONV1D_MODULES
 from compressors.weight_files import WeightFiles, read_json
 from tests.compressors.lora_merges import TOKENS, WIDTH, Bases, Bench
 
