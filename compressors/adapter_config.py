@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, Field
 
-from compressors.target_modules import Names, Targeting, expressions, matching_key
+from compressors.target_modules import Expression, Names, Targeting, expressions, matching_key
 from modelpress.documents import Document, read_value
 from modelpress.errors import InvalidModel
+from modelpress.merge_recipes import MAX_RANK
 
 FILE = "adapter_config.json"
 
@@ -45,9 +46,6 @@ MAX_PATTERNS = 1024
 MAX_PATTERN_CHARACTERS = 4096
 """Of one regular expression: Python compiles alternatives that begin alike in the square of their length."""
 _NAME = re.compile(r"[\w.]+")
-_WRAPPERS = re.compile(r"\.(modules_to_save(\.default)?)(?=\.)")
-_UNUSED_COPY = re.compile(r".+\.original_module\.(.+\.)?bias")
-"""With bias 'all' PEFT also writes the untrained biases of modules_to_save, which it never reads."""
 
 
 class SavedModules(Document):
@@ -68,7 +66,7 @@ class SavedModules(Document):
 class LoraSettings(SavedModules):
     """What decides a LoRA adapter's change, under PEFT's own names."""
 
-    r: int = Field(default=8, ge=1, le=65_536, strict=True)
+    r: int = Field(default=8, ge=1, le=MAX_RANK, strict=True)
     lora_alpha: float = Field(default=8, strict=True)
     use_rslora: bool = Field(default=False, strict=True)
     """Scale by alpha / sqrt(r) (Kalajdzievski 2023) instead of alpha / r (Hu et al. 2021)."""
@@ -98,6 +96,12 @@ class LoraSettings(SavedModules):
         fields = Targeting.model_fields.keys()
         return Targeting.model_validate({name: getattr(self, name) for name in fields})
 
+    @property
+    def expressions(self) -> Iterator[Expression]:
+        """What stands in the settings that are run as regular expressions, plain names left out."""
+        patterns: dict[str, Iterable[str]] = {"rank_pattern": self.rank_pattern, "alpha_pattern": self.alpha_pattern}
+        return _without_names(expressions(self.targeting, patterns))
+
     def rank_of(self, target: str) -> int:
         """Of a module, or of a parameter of target_parameters."""
         return self.rank_pattern.get(matching_key(self.rank_pattern, target), self.r)
@@ -122,13 +126,35 @@ class OtherSettings(SavedModules):
     peft_type: str
     config: dict[str, Any]
 
+    @property
+    def expressions(self) -> Iterator[Expression]:
+        """As those of a LoRA; InvalidModel for a setting of another type than PEFT's."""
+        fields = {name: self.config.get(name) for name in Targeting.model_fields}
+        patterns = ((name, self.config.get(name)) for name in ("rank_pattern", "alpha_pattern"))
+        keys = {name: tuple(pattern) for name, pattern in patterns if isinstance(pattern, dict)}
+        return _without_names(expressions(read_value(Targeting, fields, InvalidModel), keys))
+
 
 AdapterSettings = LoraSettings | OtherSettings
-SettingsT = TypeVar("SettingsT", bound=SavedModules)
+SettingsT = TypeVar("SettingsT", LoraSettings, OtherSettings)
 
 
 def read_adapter_settings(config: Mapping[str, Any]) -> AdapterSettings:
-    """The settings of a parsed adapter_config.json; InvalidModel names the setting at fault and its value."""
+    """The settings of a parsed adapter_config.json; InvalidModel names the setting at fault and its value.
+
+    For worker processes: the regular expressions of whoever made the configuration are compiled.
+    """
+    settings = parse_adapter_settings(config)
+    for name, pattern, expression in settings.expressions:
+        try:
+            re.compile(expression)
+        except (re.error, RecursionError, OverflowError):
+            raise _refused(name, pattern, "not a regular expression") from None
+    return settings
+
+
+def parse_adapter_settings(config: Mapping[str, Any]) -> AdapterSettings:
+    """The same for a process that must not compute for long: no regular expression is compiled or run."""
     kind = config.get("peft_type")
     if not isinstance(kind, str):
         raise _refused("peft_type", kind, "save the adapter with PEFT's save_pretrained")
@@ -136,16 +162,6 @@ def read_adapter_settings(config: Mapping[str, Any]) -> AdapterSettings:
         return _lora_settings(config)
     shared = {name: config[name] for name in ("modules_to_save", "task_type") if config.get(name) is not None}
     return _checked(read_value(OtherSettings, {**shared, "peft_type": kind, "config": dict(config)}, InvalidModel))
-
-
-def plain_name(name: str, *, trained_biases: bool) -> str | None:
-    """The tensor that PEFT saved as `name` (without its prefix), without the name of PEFT's wrapper for saved modules.
-
-    None for a copy that PEFT never reads; there are such where every bias was trained (`bias` 'all').
-    """
-    if trained_biases and _UNUSED_COPY.fullmatch(name):
-        return None
-    return _WRAPPERS.sub("", name)
 
 
 def _lora_settings(config: Mapping[str, Any]) -> LoraSettings:
@@ -176,30 +192,25 @@ def _checked_lora(settings: LoraSettings) -> LoraSettings:
         raise _refused("target_modules", settings.target_modules, "name the modules that the adapter is on")
     if settings.target_modules == "all-linear":
         raise _refused("target_modules", "all-linear", "save the adapter with PEFT, which writes the modules' names")
-    _check_expressions(settings)
-    if any(rank < 1 for rank in settings.rank_pattern.values()):
-        raise _refused("rank_pattern", settings.rank_pattern, "ranks are at least 1")
+    if not all(1 <= rank <= MAX_RANK for rank in settings.rank_pattern.values()):
+        raise _refused("rank_pattern", settings.rank_pattern, f"ranks are at least 1 and at most {MAX_RANK}")
     return _checked(settings)
 
 
-def _check_expressions(settings: LoraSettings) -> None:
-    """Compiled here, also at intake, and run by nobody but the merge. Plain names need no look, however many."""
-    found = expressions(settings.targeting, *settings.rank_pattern, *settings.alpha_pattern)
-    for number, (name, pattern, expression) in enumerate(each for each in found if not _NAME.fullmatch(each[1])):
+def _checked(settings: SettingsT) -> SettingsT:
+    for number, (name, pattern, _) in enumerate(settings.expressions):
         if number >= MAX_PATTERNS or len(pattern) > MAX_PATTERN_CHARACTERS:
             cure = f"name the modules; at most {MAX_PATTERNS} patterns of {MAX_PATTERN_CHARACTERS} characters are read"
             raise _refused(name, pattern, cure)
-        try:
-            re.compile(expression)
-        except (re.error, RecursionError, OverflowError):
-            raise _refused(name, pattern, "not a regular expression") from None
-
-
-def _checked(settings: SettingsT) -> SettingsT:
     if settings.task_type not in HEADS:
         known = ", ".join(sorted(filter(None, HEADS)))
         raise _refused("task_type", settings.task_type, f"not known; known: {known}")
     return settings
+
+
+def _without_names(found: Iterable[Expression]) -> Iterator[Expression]:
+    """Plain names need no look, however many."""
+    return (each for each in found if not _NAME.fullmatch(each[1]))
 
 
 def _refused(name: str, value: Any, cure: str) -> InvalidModel:

@@ -7,12 +7,14 @@ are regular expressions of whoever made it: they are run in worker processes onl
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from modelpress.documents import Document
 
 Names = tuple[str, ...] | str | None
+Expression = tuple[str, str, str]
+"""A setting, what stands there, and the whole regular expression that it is run as."""
 
 
 class Targeting(Document):
@@ -46,12 +48,9 @@ class Targeting(Document):
         return index == layers if isinstance(layers, int) else index in layers
 
 
-def expressions(settings: Targeting, *patterns: str) -> Iterator[tuple[str, str, str]]:
-    """Every regular expression that these rules run: its setting, what stands there, and the whole expression.
-
-    `patterns` are the keys of `rank_pattern` and `alpha_pattern`.
-    """
-    yield from (("rank_pattern or alpha_pattern", key, _ending(key)) for key in patterns)
+def expressions(settings: Targeting, patterns: Mapping[str, Iterable[str]]) -> Iterator[Expression]:
+    """Every regular expression that these rules run. `patterns`: the keys of `rank_pattern` and `alpha_pattern`."""
+    yield from ((setting, key, _ending(key)) for setting, keys in patterns.items() for key in keys)
     yield from (("modules_to_save", name, _saved(name)) for name in settings.modules_to_save or ())
     yield from (("layers_pattern", name, _after(name)) for name in _as_tuple(settings.layers_pattern))
     for setting in ("target_modules", "exclude_modules"):

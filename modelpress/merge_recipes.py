@@ -16,6 +16,9 @@ from pydantic import Field, field_validator, model_validator
 from modelpress.documents import Document
 
 NEEDS_DENSITY = ("ties", "dare_linear", "dare_ties")
+"""Combinations that drop a share of each change's values. PEFT has them too, and applies them to adapters' factors."""
+MAX_RANK = 65_536
+"""Of an adapter, and of what `svd` keeps."""
 
 
 def each_once(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -59,7 +62,7 @@ class MergeLora(Merge):
     adapters: tuple[str, ...] = ()
     """Names of the request's adapters to merge, in order. Empty: all of them."""
     combination_type: Literal["cat", "linear", "svd", "ties", "dare_linear", "dare_ties"] = "cat"
-    svd_rank: int | None = Field(default=None, ge=1, le=65_536)
+    svd_rank: int | None = Field(default=None, ge=1, le=MAX_RANK)
     """Rank that `svd` keeps; needed by it, refused elsewhere."""
     labels: tuple[str, ...] = ()
     """Class names of a trained classification head that the adapter brings and the base does not have."""
@@ -68,7 +71,7 @@ class MergeLora(Merge):
 
     @field_validator("adapters", "labels")
     @classmethod
-    def _nameseach_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _named_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return each_once(names)
 
     @model_validator(mode="after")
@@ -96,7 +99,7 @@ class MergeModels(Merge):
 
     @field_validator("models")
     @classmethod
-    def _nameseach_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+    def _named_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return each_once(names)
 
     @model_validator(mode="after")
