@@ -51,6 +51,7 @@ def merged_model(layout: BaseLayout, adapters: Named, arguments: MergeLora, *, s
     if outside - model.added.keys():
         _settle_ties(model, edits, bases)
         _settle_vocabulary(model)
+    model.store_as(arguments.output_dtype)
     return model
 
 
@@ -86,8 +87,8 @@ def _check_replacements(
         if is_new and owner is not None and (owner.weight != 1 or len(parts) > 1):
             here = f"with shape {list(found.shape)}" if found else "not at all"
             raise InvalidModel(
-                f"adapter {owner.adapter!r} brings {name!r} with shape {list(shapes[name])}, which the base has {here}: "
-                f"nothing can be added to it or weighed against it, so merge it alone with weight 1 (it has "
+                f"adapter {owner.adapter!r} brings {name!r} with shape {list(shapes[name])}, which the base has "
+                f"{here}: nothing can be added to it or weighed against it, so merge it alone with weight 1 (it has "
                 f"{owner.weight:g}, and {len(parts)} adapters change the tensor)",
                 field=name,
             )
@@ -174,8 +175,8 @@ def _refuse_unknown_ties(model: MergedModel) -> None:
         if found is not None and len(found.shape) == 2 and found.shape[0] >= (layout.vocabulary or 1):
             raise InvalidModel(
                 f"the adapter changes {name!r}, config.json says tie_word_embeddings, and transformers has no class "
-                f"{layout.config.get('architectures')} of model_type {layout.model_type!r} that would say what is tied: "
-                "store the head as a tensor of its own and set tie_word_embeddings to false",
+                f"{layout.config.get('architectures')} of model_type {layout.model_type!r} that would say what is "
+                "tied: store the head as a tensor of its own and set tie_word_embeddings to false",
                 field=name,
             )
 

@@ -69,20 +69,22 @@ class MergedModel:
         without = f", without {', '.join(self.dropped)}" if self.dropped else ""
         self.notes.append(f"the model is now a {kind.__name__}{without}")
 
+    def store_as(self, dtype: str) -> None:
+        """The dtype that the stage names, and no quantization: what is dequantized stays so."""
+        self.config = with_dtype(self.config, dtype)
+        if isinstance(self.layout.files, DequantizedBase):
+            self.config.pop("quantization_config", None)
+            self.notes.append(f"{len(self.layout.files.weights)} weights were dequantized: the output is not quantized")
+
     def plan(self, arguments: MergeLora) -> OutputPlan:
         """The base's files with every change, without those that lose every tensor; new tensors are in the last one."""
-        self.config = with_dtype(self.config, arguments.output_dtype)
         dtype = OUTPUT_DTYPES[arguments.output_dtype]
         by_stored = {self._stored_name(name): name for name in self.changes if name not in self.added}
         files = [file for origin in self.layout.files.files if (file := self._file(origin, by_stored, dtype)).tensors]
         last = files[-1]
         new = tuple(self._added(name, dtype) for name in self.added)
         plan = OutputPlan((*files[:-1], OutputFile(last.origin, (*last.tensors, *new))))
-        if not isinstance(self.layout.files, DequantizedBase):
-            return plan
-        self.config.pop("quantization_config", None)
-        self.notes.append(f"{len(self.layout.files.weights)} weights were dequantized: the output is not quantized")
-        return self.layout.files.decoded(plan)
+        return self.layout.files.decoded(plan) if isinstance(self.layout.files, DequantizedBase) else plan
 
     def _file(self, file: WeightFile, by_stored: Mapping[str, str], dtype: torch.dtype | None) -> OutputFile:
         tensors = []

@@ -1,4 +1,4 @@
-"""What several adapters, or adapters of other kinds, must not do together: each fault was once merged without a word."""
+"""What adapters must not do together, or with the base: each of these was once merged without a word."""
 
 from __future__ import annotations
 
