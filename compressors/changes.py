@@ -5,7 +5,8 @@ A tensor's rows are its slices along the first dimension; the elements of a vect
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -33,3 +34,23 @@ class Unchanged:
 def wide(tensor: Tensor) -> Tensor:
     """The tensor in the dtype that is computed in: FP32, or FP64 where it is FP64."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+class Scratch:
+    """One block of memory, taken again for each block of rows: new memory costs page faults, and the cache.
+
+    What is in it counts until it is taken for the next block.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._memory = torch.empty(0, dtype=dtype)
+
+    def take(self, shape: Sequence[int]) -> Tensor:
+        size = math.prod(shape)
+        if size > self._memory.numel():
+            self._memory = torch.empty(size, dtype=self._memory.dtype)
+        return self._memory[:size].view(shape)
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """The tensor in the scratch's dtype; itself where it has that already."""
+        return tensor if tensor.dtype == self._memory.dtype else self.take(tensor.shape).copy_(tensor)

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compressors.changes import wide
+from compressors.changes import Scratch, wide
 from compressors.streaming import row_blocks
 
 Load = Callable[[], Tensor]
 """Reads one tensor of an adapter when it is needed."""
 RowsOf = Callable[[int, int, Tensor], Tensor]
-"""rows(start, stop, base): `base` holds those rows in FP32 and is left alone; the result is the caller's to change."""
+"""rows(start, stop, base): `base` holds those rows in FP32 and is left alone; the result is the caller's to change, and
+counts until the next call."""
 
 
 class Additive(ABC):
@@ -55,7 +56,13 @@ class LowRank(Additive):
 
     def deltas(self, stored: Tensor) -> RowsOf:
         a, b = self.factors()
-        return lambda start, stop, base: (b[start:stop] @ a).mul_(self.scaling).reshape(base.shape)
+        scratch = Scratch(b.dtype)
+
+        def rows(start: int, stop: int, base: Tensor) -> Tensor:
+            product = torch.mm(b[start:stop], a, out=scratch.take((stop - start, a.shape[1])))
+            return product.mul_(self.scaling).reshape(base.shape)
+
+        return rows
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """A [R, I * K...] and B [O, R] in FP32."""
@@ -237,8 +244,8 @@ class WeightedSum:
     def begin(self, stored: Tensor) -> Callable[[int, int], Tensor]:
         (first, weight), *others = self.edits
         if weight == 1 and not others:
-            result = result_rows(first, stored)
-            return lambda start, stop: result(start, stop, wide(stored[start:stop]))
+            result, scratch = result_rows(first, stored), Scratch(wide(stored[:0]).dtype)
+            return lambda start, stop: result(start, stop, scratch.copy(stored[start:stop]))
         parts = [(delta_rows(edit, stored), weight) for edit, weight in self.edits]
 
         def rows(start: int, stop: int) -> Tensor:

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from compressors.changes import wide
+from compressors.changes import Scratch, wide
 from compressors.output_plan import OutputFile, OutputPlan, OutputTensor, header_bytes
 from compressors.overlap import Pool, ahead, behind
 from compressors.stages import Monitor, Progress, StreamJob
@@ -30,11 +30,15 @@ from modelpress.errors import DataLoss, InvalidModel
 from modelpress.manifests import FileEntry
 from modelpress.stored_folders import FileStream
 
-PIECE_BYTES = 4 << 20
-BLOCK_ELEMENTS = 1 << 18
+PIECE_BYTES = 1 << 20
+"""What goes to the disk at once: it is hashed and written while the processor's cache holds it."""
+BLOCK_ELEMENTS = 1 << 17
 """FP32 elements of a block of rows: a block and what becomes of it stay in the processor's cache."""
-LEAST_ROWS = 64
-"""A matrix product gives each element the same bits in blocks of so many rows as over all rows; not in fewer."""
+LEAST_ROWS = 16
+"""A matrix product gives each element the same bits in blocks of so many rows as over all rows; not in one alone.
+Measured with MKL's kernels for AVX-512; those for older processors differ in the last bit of FP32 here and there."""
+WIDE_ROW = 1 << 18
+"""Elements above which a row is a block of its own."""
 DEPTH = 2
 _PROGRESS = "merge.json"
 
@@ -150,10 +154,10 @@ class _Shard:
 
     def _merge(self, tensor: OutputTensor, stored: Tensor, put: Callable[[_Piece], None]) -> TensorRecord:
         merging = _Merging(tensor, stored)
-        for start, stop in row_blocks(tensor.shape):
-            merged = merging.rows(start, stop)
-            piece = self._piece(merged.numel() * tensor.dtype.itemsize)
-            merging.round_into(piece.data, merged, (start, stop))
+        for start, stop in row_pieces(tensor):
+            rows = (stop - start, *tensor.shape[1:])
+            piece = self._piece(math.prod(rows) * tensor.dtype.itemsize)
+            merging.round_into(piece.data.view(tensor.dtype).reshape(rows), start)
             put(piece)
         return merging.record()
 
@@ -215,20 +219,26 @@ class _Merging:
         self.rows = tensor.change.begin(base)
         comparable = tuple(base.shape) == (tensor.shape or (1,)) and base.is_floating_point()
         self._before = base if comparable else None
+        before, after = (wide(torch.empty(0, dtype=dtype)).dtype for dtype in (base.dtype, tensor.dtype))
+        self._before_block, self._after_block = Scratch(before), Scratch(torch.promote_types(before, after))
         self._moved = self._norm = 0.0
         self._same_bytes = comparable and base.dtype == tensor.dtype and tensor.decode is None
 
-    def round_into(self, data: Tensor, merged: Tensor, block: tuple[int, int]) -> None:
-        """Round `merged`, the rows of `block`, once, into the bytes `data`."""
-        rounded = data.view(self._tensor.dtype).reshape(merged.shape)
-        rounded.copy_(merged)
-        if self._before is None:
+    def round_into(self, rounded: Tensor, first: int) -> None:
+        """Merge the rows from `first` on and round them, once, into `rounded`: block by block."""
+        for start, stop in row_blocks(tuple(rounded.shape)):
+            merged = self.rows(first + start, first + stop)
+            block = rounded[start:stop].copy_(merged)
+            self._measure(block, merged, None if self._before is None else self._before[first + start : first + stop])
+
+    def _measure(self, rounded: Tensor, merged: Tensor, stored: Tensor | None) -> None:
+        if stored is None:
             self._add(sum_of_squares(wide(rounded)), merged)
             return
-        stored = self._before[slice(*block)]
-        before = wide(stored)
+        before = self._before_block.copy(stored)
+        after = self._after_block.copy(rounded)
         self._norm += sum_of_squares(before)
-        self._add(sum_of_squares(wide(rounded) - before), merged)
+        self._add(sum_of_squares(torch.sub(after, before, out=self._after_block.take(after.shape))), merged)
         self._same_bytes = self._same_bytes and same_bytes(rounded, stored)
 
     def record(self) -> TensorRecord:
@@ -261,11 +271,20 @@ class _Merging:
 
 def row_blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     """[start, stop) of blocks of rows that cover a tensor of this shape: of about BLOCK_ELEMENTS values, of at least
-    LEAST_ROWS rows where the tensor has as many, one row where a row is larger than a block.
+    LEAST_ROWS rows where the tensor has as many, one row where a row is wide.
     """
+    return _row_runs(shape, BLOCK_ELEMENTS)
+
+
+def row_pieces(tensor: OutputTensor) -> Iterator[tuple[int, int]]:
+    """The same with several blocks in each: what is written at once, half a piece or more."""
+    return _row_runs(tensor.shape, PIECE_BYTES // (2 * tensor.dtype.itemsize))
+
+
+def _row_runs(shape: tuple[int, ...], elements: int) -> Iterator[tuple[int, int]]:
     rows = shape[0] if shape else 1
     width = max(1, math.prod(shape[1:]))
-    step = 1 if width > BLOCK_ELEMENTS else max(LEAST_ROWS, BLOCK_ELEMENTS // width)
+    step = 1 if width > WIDE_ROW else max(LEAST_ROWS, elements // width)
     start = 0
     while start < rows:
         stop = rows if rows - start < 2 * step else start + step
