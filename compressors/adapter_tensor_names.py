@@ -15,16 +15,17 @@ PREFIX = "base_model.model."
 PART = re.compile(
     r"(?P<module>.+?)\.(?P<part>(?P<level>(base_layer\.)*)"
     r"(?P<factor>lora_A\.weight|lora_B\.(weight|bias)|lora_embedding_[AB]|lora_magnitude_vector)((?<=_vector)\.weight)?"
-    r"|token_adapter\.trainable_tokens_delta|base_layer\.(weight|bias))"
+    r"|token_adapter\.trainable_tokens_delta|(token_adapter\.)?base_layer\.(?P<base>weight|bias))"
 )
-"""A LoRA's own tensors, by their name in the model. `factor` is empty for trained rows of an embedding and for what
-PEFT saves of the base; `level` counts the adapters on one module, of which `target_parameters` makes several."""
+"""A LoRA's own tensors, by their name in the model: a `factor`, the `base`'s weight or bias saved along, or trained rows
+of an embedding. `level` counts the adapters on one module, of which `target_parameters` makes several."""
 _WRAPPED_PREFIX = re.compile(r"((_orig_mod|_fsdp_wrapped_module|module)\.)*base_model\.model\.")
 _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module)\.")
 """Names that torch.compile and FSDP put between a model's own: no module of a model is called so."""
 _SAVED_MODULE = re.compile(r"\.(modules_to_save(\.default)?)(?=\.)")
-_UNUSED_COPY = re.compile(r".+\.original_module\.(.+\.)?bias")
-"""With bias 'all' PEFT also writes the untrained biases of modules_to_save, which it never reads."""
+_UNUSED_COPY = re.compile(r"(?!.*lora_).+\.original_module\.(.+\.)?(weight|(?P<bias>bias))")
+"""What modules_to_save held before training, which PEFT never reads: it writes the weights with the embeddings of a
+resized vocabulary, and the biases with bias 'all'."""
 
 
 def model_name(stored: str) -> str | None:
@@ -38,8 +39,9 @@ def model_name(stored: str) -> str | None:
 def plain_name(name: str, *, trained_biases: bool) -> str | None:
     """The tensor that PEFT saved as `name` (without its prefix), without the name of PEFT's wrapper for saved modules.
 
-    None for a copy that PEFT never reads; there are such where every bias was trained (`bias` 'all').
+    None for a copy that PEFT never reads; there are such of biases only where every bias was trained (`bias` 'all').
     """
-    if trained_biases and _UNUSED_COPY.fullmatch(name):
+    copy = _UNUSED_COPY.fullmatch(name)
+    if copy and (trained_biases or not copy["bias"]):
         return None
     return _SAVED_MODULE.sub("", name)

@@ -69,10 +69,11 @@ class _Found:
 
 
 def _read_module(fit: Fit, module: str, parts: Parts, found: _Found) -> None:
-    if "base_layer.bias" in parts:
-        _read_whole(fit, f"{module}.bias", parts["base_layer.bias"], found)
-    if "base_layer.weight" in parts:
-        _read_base(fit, f"{module}.weight", parts["base_layer.weight"], found)
+    for part, stored in parts.items():
+        if part.endswith("base_layer.bias"):
+            _read_whole(fit, f"{module}.bias", stored, found)
+        if part.endswith("base_layer.weight"):
+            _read_base(fit, f"{module}.weight", stored, found)
     if TOKENS in parts:
         found.add(f"{module}.weight", _token_rows(fit, module, parts[TOKENS]))
         found.tables |= {module, fit.twin(f"{module}.weight").removesuffix(".weight")}

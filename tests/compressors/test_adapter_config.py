@@ -172,7 +172,8 @@ def test_another_kind_is_passed_on_whole() -> None:
         ("score.modules_to_save.default.weight", "score.weight"),
         ("modules_to_save.weight", "modules_to_save.weight"),
         ("score.original_module.bias", None),
-        ("score.original_module.dense.bias", None),
+        ("score.original_module.dense.weight", None),
+        ("x.original_module.lora_A.weight", "x.original_module.lora_A.weight"),
     ],
 )
 def test_pefts_wrapper_of_a_saved_module_is_no_part_of_its_name(name: str, plain: str | None) -> None:
