@@ -26,8 +26,6 @@ from service.intake.lora_tensors import (
 )
 
 LORA = "LORA"
-CONV1D_TYPES = frozenset({"clvp", "decision_transformer", "gpt2", "imagegpt", "openai-gpt"})
-"""config's model_type of models with transformers' Conv1D: a linear layer whose weight is [in, out]."""
 
 
 def check_adapters(adapters: Mapping[str, Facts], base: Facts, merge: MergeLora) -> None:
@@ -101,17 +99,16 @@ class _Fit:
                 self._fail(f"it changes {weight!r}, which the base does not have")
             return
         found = grown.get(weight, self.base.shape(weight))
-        if "embedding_A" in module.parts:
-            wanted = [module.shape("embedding_A")[1], module.shape("embedding_B")[0]]
+        if "lora_embedding_A" in module.parts:
+            wanted = [module.shape("lora_embedding_A")[1], module.shape("lora_embedding_B")[0]]
             self._check_shape(weight, wanted, found=found)
             return
-        a, b = module.shape("A.weight"), module.shape("B.weight")
+        a, b = module.shape("lora_A.weight"), module.shape("lora_B.weight")
         if len(a) > 2:
             self._check_convolution(weight, a, b, found)
             return
-        wanted = [b[0], a[1]]
-        if found != [a[1], b[0]] or not self.base.may_have_type(CONV1D_TYPES):
-            self._check_shape(weight, wanted, found=found)
+        is_conv1d = self.base.is_conv1d(weight.removesuffix(".weight"))
+        self._check_shape(weight, [a[1], b[0]] if is_conv1d else [b[0], a[1]], found=found)
 
     def _check_convolution(self, weight: str, a: Shape, b: Shape, found: Shape | None) -> None:
         """A grouped convolution's weight is [out, in / groups, *kernel]; lora_B's columns say the adapter's groups."""
@@ -176,11 +173,11 @@ def _check_equal_ranks(adapters: Mapping[str, LoraTensors]) -> None:
     first: dict[str, tuple[str, Shape]] = {}
     for name, adapter in adapters.items():
         for module, lora in adapter.modules.items():
-            part = "A.weight" if "A.weight" in lora.parts else "embedding_A"
+            part = "lora_A.weight" if "lora_A.weight" in lora.parts else "lora_embedding_A"
             other, shape = first.setdefault(module, (name, lora.shape(part)))
             if shape[0] != lora.shape(part)[0]:
                 _fail_together(
-                    f"{other!r} and {name!r} have lora_{part} {shape} and {lora.shape(part)} on {module!r}: "
+                    f"{other!r} and {name!r} have {part} {shape} and {lora.shape(part)} on {module!r}: "
                     "combination_type 'linear' needs equal ranks, 'cat' and 'svd' do not"
                 )
 

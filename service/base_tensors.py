@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from functools import cached_property
 
+from compressors.model_layouts import RENAMED, SINGLE_EXPERT, is_conv1d, is_loaded
 from service.fit import Facts
 from service.intake.lora_tensors import Shape
 
@@ -46,11 +47,16 @@ class BaseTensors:
 
     @cached_property
     def tables(self) -> Mapping[str, Shape]:
-        """Stored tables of tokens."""
-        return {name: shape for name, shape in self._tensors.items() if leaf_of(name) in TABLES and len(shape) == 2}
+        """Stored tables of tokens, as far as they are loaded."""
+        tables = {name: shape for name, shape in self._tensors.items() if leaf_of(name) in TABLES and len(shape) == 2}
+        return {name: shape for name, shape in tables.items() if self._is_loaded(name)}
 
     def candidates(self, name: str) -> tuple[str, ...]:
         """Stored names that `name` may mean. Empty: the base has no such tensor."""
+        names = (name, *(name.replace(here, stored) for here, stored in RENAMED))
+        return next(filter(None, map(self._stored_as, names)), ())
+
+    def _stored_as(self, name: str) -> tuple[str, ...]:
         if name in self._tensors:
             return (name,)
         layer = _from_layer(name)
@@ -81,8 +87,9 @@ class BaseTensors:
         found = self.shape(name)
         return leaf_of(name) in TABLES and found is not None and found[1:] == shape[1:] and found[:1] < shape[:1]
 
-    def may_have_type(self, model_types: Collection[str]) -> bool:
-        return self._facts["model_type"] in (None, *model_types)
+    def is_conv1d(self, module: str) -> bool:
+        """Whether the module's weight is stored as [in, out]."""
+        return is_conv1d(module, self._facts["model_type"])
 
     @cached_property
     def modules(self) -> frozenset[str]:
@@ -91,18 +98,15 @@ class BaseTensors:
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
-        """Modules with a weight of two dimensions.
-
-        Left out: experts, which transformers fuses, and layers beyond the config's, which it does not load.
+        """Modules with a weight of two dimensions, as far as they are loaded; experts are left out, which transformers
+        fuses.
         """
         weights = (name for name, shape in self._tensors.items() if name.endswith(".weight") and len(shape) == 2)
-        loaded = (name for name in weights if ".experts." not in name and not self._is_beyond(name))
+        loaded = (name for name in weights if not SINGLE_EXPERT.search(name) and self._is_loaded(name))
         return tuple(name.removesuffix(".weight") for name in loaded)
 
-    def _is_beyond(self, name: str) -> bool:
-        number = next((int(part) for part in name.split(".") if part.isdecimal()), 0)
-        layers = self._facts["layers"]
-        return layers is not None and number >= layers
+    def _is_loaded(self, name: str) -> bool:
+        return is_loaded(name, self._facts["layers"])
 
     @cached_property
     def _by_layer(self) -> Mapping[str, list[str]]:

@@ -7,33 +7,23 @@ PEFT's other kinds is judged where they are merged. Whether the adapter fits a b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from compressors.adapter_config import read_adapter_settings
-from compressors.peft_kind_table import KINDS, Unmergeable
+from compressors.adapter_config import AdapterSettings, LoraSettings, parse_adapter_settings
+from compressors.adapter_tensor_names import PREFIX, model_name
+from compressors.peft_kind_table import KINDS, SHARED_PREFIX, Unmergeable
 from modelpress.errors import InvalidModel
 from service.intake.compressible import FLOAT_DTYPES
 from service.intake.configs import refuse_code_references
 from service.intake.folder import MAX_CONFIG_BYTES, Folder, refuse_other_weights, refuse_payloads
-from service.intake.lora_tensors import (
-    PAIRS,
-    PREFIX,
-    LoraModule,
-    is_on_parameter,
-    parameter_owners,
-    sort_tensors,
-    unwrapped,
-)
+from service.intake.lora_tensors import MAGNITUDE, PAIRS, LoraModule, is_on_parameter, parameter_owners, sort_tensors
 from service.intake.weights import Weight, read_weights, refuse_empty, refuse_non_finite
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-SHARED_PREFIX = "base_model."
-"""Of tensors that belong to no module, as VeRA's projections do."""
 PLACING = ("bias", "exclude_modules", "layers_pattern", "layers_to_transform", "target_modules", "target_parameters")
 """Settings of a LoRA that say what its tensors are on."""
-MAX_RANK = 16_384
 CODE_FIELDS = ("megatron_config",)
 """Settings with which PEFT imports a module that the config names."""
 
@@ -43,16 +33,19 @@ def inspect_adapter(folder: Folder) -> dict[str, Any]:
     refuse_payloads(folder, InvalidModel)
     refuse_other_weights(folder, InvalidModel)
     config = _read_config(folder)
+    settings = _settings(config)
     weights = read_weights(folder, "adapter_model")
     refuse_empty(weights)
-    _check_prefixes(weights)
     placing: tuple[str, ...] = ()
-    if config["peft_type"] == "LORA":
-        _check_lora(config, weights)
+    if isinstance(settings, LoraSettings):
+        _check_prefixes(weights, lambda name: model_name(name) is not None)
+        _check_lora(config, settings, weights)
         placing = PLACING
+    else:
+        _check_prefixes(weights, lambda name: name.startswith(SHARED_PREFIX))
     refuse_non_finite(folder, weights)
     return {
-        "peft_type": config["peft_type"],
+        "peft_type": settings.peft_type,
         "config": {name: config[name] for name in placing if name in config},
         "tensors": {name: list(weight.tensor.shape) for name, weight in weights.items()},
         "parameters": sum(weight.tensor.elements for weight in weights.values()),
@@ -69,12 +62,17 @@ def _read_config(folder: Folder) -> dict[str, Any]:
     for name in CODE_FIELDS:
         if config.get(name):
             _fail("CODE_REFERENCE", file.path, f"sets {name}, which imports a module by name: leave it out")
+    return config
+
+
+def _settings(config: Mapping[str, Any]) -> AdapterSettings:
+    """What the merge will read. Regular expressions are compiled there: here they could hold up the service."""
     try:
-        kind = read_adapter_settings(config).peft_type
+        settings = parse_adapter_settings(config)
     except InvalidModel as fault:
         _fail("BAD_ADAPTER", CONFIG, f"cannot be merged: {fault.message}")
-    _check_kind(kind)
-    return config
+    _check_kind(settings.peft_type)
+    return settings
 
 
 def _check_kind(name: str) -> None:
@@ -86,14 +84,14 @@ def _check_kind(name: str) -> None:
         _fail("BAD_ADAPTER", CONFIG, f"has peft_type {name[:40]!r}, which is not known; known: {known}")
 
 
-def _check_prefixes(weights: Mapping[str, Weight]) -> None:
+def _check_prefixes(weights: Mapping[str, Weight], is_pefts: Callable[[str], bool]) -> None:
     for name, weight in weights.items():
-        if not unwrapped(name).startswith(SHARED_PREFIX):
+        if not is_pefts(name):
             sentence = f"holds {name!r}: every name in an adapter that PEFT saved begins with {PREFIX!r}"
             _fail("BAD_ADAPTER", weight.file.path, f"{sentence}; save it with `save_pretrained`")
 
 
-def _check_lora(config: Mapping[str, Any], weights: Mapping[str, Weight]) -> None:
+def _check_lora(config: Mapping[str, Any], settings: LoraSettings, weights: Mapping[str, Weight]) -> None:
     for name, weight in weights.items():
         if weight.tensor.dtype not in FLOAT_DTYPES:
             known = ", ".join(sorted(FLOAT_DTYPES))
@@ -101,36 +99,28 @@ def _check_lora(config: Mapping[str, Any], weights: Mapping[str, Weight]) -> Non
     found = sort_tensors({name: list(weight.tensor.shape) for name, weight in weights.items()}, config)
     if found.unknown:
         _fail("BAD_ADAPTER", WEIGHTS, f"holds {found.unknown[0]!r}, no part of a LoRA as PEFT saves it: save it again")
-    if not found.modules and not config.get("trainable_token_indices"):
+    if not found.modules and not settings.trainable_token_indices:
         _fail("BAD_ADAPTER", WEIGHTS, "holds no LoRA matrices: nothing could be merged")
-    ranks, owners = _ranks_of(config), parameter_owners(config)
+    ranks, owners = frozenset((settings.r, *settings.rank_pattern.values())), parameter_owners(config)
     for name, module in found.modules.items():
         _check_pairs(name, module, ranks, fused=is_on_parameter(name, owners))
-        _check_magnitude(name, module, uses_dora=bool(config.get("use_dora")))
-
-
-def _ranks_of(config: Mapping[str, Any]) -> frozenset[int]:
-    """Ranks that the config allows. Patterns are regular expressions of the caller's and not run here."""
-    ranks = [config.get("r", 8), *(config.get("rank_pattern") or {}).values()]
-    if not all(type(rank) is int and 1 <= rank <= MAX_RANK for rank in ranks):
-        _fail("BAD_ADAPTER", CONFIG, f"must have r and rank_pattern from 1 to {MAX_RANK}, found {ranks}"[:300])
-    return frozenset(ranks)
+        _check_magnitude(name, module, uses_dora=settings.use_dora)
 
 
 def _check_pairs(name: str, module: LoraModule, ranks: frozenset[int], *, fused: bool) -> None:
     """Both halves are there and have the same rank, an allowed one; of `fused` experts, a multiple of it."""
     pairs = [pair for pair in PAIRS if any(part in module.parts for part in pair)]
     if len(pairs) != 1:
-        parts = ", ".join(f"lora_{part}" for part in module.parts)
+        parts = ", ".join(module.parts)
         _fail("BAD_ADAPTER", name, f"has {parts}: a layer has one pair of factors, lora_A and lora_B")
     first, second = pairs[0]
     for part, other in ((first, second), (second, first)):
         if part not in module.parts:
             there = module.parts[other]
-            _fail("BAD_ADAPTER", name, f"has {there!r} and no lora_{part}: half of the adapter is missing")
+            _fail("BAD_ADAPTER", name, f"has {there!r} and no {part}: half of the adapter is missing")
     a, b = module.shape(first), module.shape(second)
-    shapes = f"has lora_{first} {a} and lora_{second} {b}"
-    if len(a) < 2 or len(b) != len(a) or (len(a) > 2 and second != "B.weight"):
+    shapes = f"has {first} {a} and {second} {b}"
+    if len(a) < 2 or len(b) != len(a) or (len(a) > 2 and second != "lora_B.weight"):
         _fail("BAD_ADAPTER", name, f"{shapes}: both must have the dimensions of the layer's weight, 2 or more")
     rank, columns = a[0], b[1]
     allowed = any(rank % known == 0 for known in ranks) if fused else rank in ranks
@@ -139,10 +129,10 @@ def _check_pairs(name: str, module: LoraModule, ranks: frozenset[int], *, fused:
 
 
 def _check_magnitude(name: str, module: LoraModule, *, uses_dora: bool) -> None:
-    if uses_dora and "magnitude_vector" not in module.parts:
-        _fail("BAD_ADAPTER", name, "has no lora_magnitude_vector, and use_dora is true: part of the DoRA is missing")
-    if not uses_dora and "magnitude_vector" in module.parts:
-        _fail("BAD_ADAPTER", name, "has a lora_magnitude_vector, and use_dora is not true: the config is another one's")
+    if uses_dora and MAGNITUDE not in module.parts:
+        _fail("BAD_ADAPTER", name, f"has no {MAGNITUDE}, and use_dora is true: part of the DoRA is missing")
+    if not uses_dora and MAGNITUDE in module.parts:
+        _fail("BAD_ADAPTER", name, f"has a {MAGNITUDE}, and use_dora is not true: the config is another one's")
 
 
 def _fail(reason: str, what: str, sentence: str) -> NoReturn:

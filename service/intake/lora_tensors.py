@@ -1,7 +1,7 @@
 """The tensors of a LoRA adapter by what they are on: pairs of factors, and tensors that were trained and saved whole.
 
     found = sort_tensors({"base_model.model.h.0.attn.c_attn.lora_A.weight": [4, 768], ...}, config)
-    found.modules["h.0.attn.c_attn"].shape("A.weight")      # [4, 768]
+    found.modules["h.0.attn.c_attn"].shape("lora_A.weight")      # [4, 768]
 
 Pure and torch-free. Factors are PEFT's: A [r, in] and B [out, r] of a linear layer; of a convolution A [r, in, *kernel]
 and B [out, r / groups, 1, ...]; of an embedding A [r, tokens] and B [width, r]; of the fused experts that
@@ -10,30 +10,25 @@ and B [out, r / groups, 1, ...]; of an embedding A [r, tokens] and B [width, r];
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from compressors.adapter_tensor_names import PART, model_name, plain_name
+
 Shape = list[int]
 Shapes = Mapping[str, Shape]
 
-PREFIX = "base_model.model."
-_WRAPPED = re.compile(r"((module|_orig_mod)\.)+(?=base_model\.)")
-"""What DistributedDataParallel and torch.compile put before every name, in either order."""
-_PART = re.compile(r"(?P<module>.+)\.lora_(?P<part>[AB]\.weight|B\.bias|embedding_[AB]|magnitude_vector)")
-_WHOLE = re.compile(r"\.(base_layer|modules_to_save(\.default)?)(?=\.)")
-"""What PEFT puts into the name of a tensor that it saved whole."""
-_NESTED = re.compile(r"(\.base_layer)+$")
+PAIRS = (("lora_A.weight", "lora_B.weight"), ("lora_embedding_A", "lora_embedding_B"))
+MAGNITUDE = "lora_magnitude_vector"
+"""DoRA's, one value per output."""
+LEVEL = ".base_layer"
 """What PEFT puts behind a module's name where several of its parameters have factors."""
-_UNUSED_COPY = re.compile(r".+\.original_module\.(.+\.)?bias")
-"""With bias 'all' PEFT also writes the untrained biases of modules_to_save, which it never reads."""
-PAIRS = (("A.weight", "B.weight"), ("embedding_A", "embedding_B"))
 
 
 @dataclass(frozen=True)
 class LoraModule:
-    """Tensors on one module: part (`A.weight`, `embedding_B`, `magnitude_vector`, ...) -> name, and their shapes."""
+    """Tensors on one module: part (`lora_A.weight`, `lora_embedding_B`, ...) -> name, and their shapes by name."""
 
     parts: Mapping[str, str]
     shapes: Shapes
@@ -51,24 +46,24 @@ class LoraTensors:
     unknown: list[str] = field(default_factory=list)
 
 
-def unwrapped(name: str) -> str:
-    """The name without what training wrappers put before PEFT's own prefix."""
-    return _WRAPPED.sub("", name, count=1) if _WRAPPED.match(name) else name
-
-
 def sort_tensors(tensors: Shapes, config: Mapping[str, Any]) -> LoraTensors:
     """Every tensor in its place, rows of embeddings (`trainable_token_indices`) left out. Names have PEFT's prefix."""
-    found = LoraTensors()
+    found, trained_biases = LoraTensors(), config.get("bias") == "all"
     parts: dict[str, dict[str, str]] = {}
     for name, shape in tensors.items():
-        bare = unwrapped(name).removeprefix(PREFIX)
-        match = _PART.fullmatch(bare)
-        if match:
-            parts.setdefault(match["module"], {})[match["part"]] = name
-        elif ".lora_" in bare:
+        plain = plain_name(model_name(name) or name, trained_biases=trained_biases)
+        if plain is None:
+            continue
+        match = PART.fullmatch(plain)
+        if match is None and "lora_" in plain:
             found.unknown.append(name)
-        elif ".trainable_tokens_" not in bare and not (config.get("bias") == "all" and _UNUSED_COPY.fullmatch(bare)):
-            found.whole[_WHOLE.sub("", bare)] = list(shape)
+        elif match is None:
+            found.whole[plain] = list(shape)
+        elif match["base"]:
+            found.whole[f"{match['module']}.{match['base']}"] = list(shape)
+        elif match["factor"]:
+            module = f"{match['module']}.{match['level']}".removesuffix(".")
+            parts.setdefault(module, {})[match["factor"]] = name
     found.modules |= {module: LoraModule(names, tensors) for module, names in parts.items()}
     return found
 
@@ -85,4 +80,6 @@ def parameter_owners(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 def is_on_parameter(module: str, owners: frozenset[str]) -> bool:
-    return any(ending in owners for ending in endings(_NESTED.sub("", module)))
+    while module.endswith(LEVEL):
+        module = module.removesuffix(LEVEL)
+    return any(ending in owners for ending in endings(module))

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from compressors.model_layouts import layer_count
 from modelpress.errors import InvalidModel
 from service.intake.compressible import compressible_facts
 from service.intake.configs import quantization_of, refuse_code_references
@@ -68,7 +69,7 @@ def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:
         "model_type": kind if isinstance(kind, str) else None,
         "architecture": names[0] if names else None,
         "tie_word_embeddings": tied if isinstance(tied, bool) else None,
-        "layers": _count(config, "num_hidden_layers"),
+        "layers": layer_count(config),
     }
 
 

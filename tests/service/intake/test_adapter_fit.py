@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from compressors.model_layouts import CONV1D_MODULES
 from modelpress.errors import InvalidModel
 from modelpress.merge_recipes import MergeLora
-from service.adapter_fit import CONV1D_TYPES, check_adapters
+from service.adapter_fit import check_adapters
 
 QUERY = "model.layers.0.self_attn.q_proj"
 TABLES = {"model.embed_tokens.weight": [12, 8], "lm_head.weight": [12, 8]}
@@ -105,24 +106,18 @@ def test_a_misfit_names_the_tensor_and_both_shapes(tensors: dict[str, list[int]]
     assert all(part in message for part in mentions), message
 
 
-@pytest.mark.parametrize("model_type", [*sorted(CONV1D_TYPES), None])
-def test_a_conv1d_s_weight_is_stored_the_other_way_round(model_type: str | None) -> None:
-    check(pair(QUERY, [2, 8], [6, 2]), base(model_type=model_type))
+@pytest.mark.parametrize("model_type", sorted(CONV1D_MODULES))
+def test_a_conv1d_s_weight_is_stored_the_other_way_round(model_type: str) -> None:
+    stored = base({"h.0.attn.c_attn.weight": [8, 6], "h.0.attn.q_proj.weight": [8, 6]}, model_type=model_type)
+    check(pair("transformer.h.0.attn.c_attn", [2, 8], [6, 2]), stored)
+    check(pair("transformer.h.0.attn.q_proj", [2, 6], [8, 2]), stored)
+    assert "[6, 8]" in refuse({"a": adapter(pair("transformer.h.0.attn.c_attn", [2, 6], [8, 2]))}, stored)
 
 
-def test_the_types_with_conv1d_are_those_of_transformers() -> None:
-    import re
-    from pathlib import Path
-
-    import transformers
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    folders = set()
-    for file in (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py"):
-        if re.search(r"^from \.\.\.pytorch_utils import .*\bConv1D\b", file.read_text(), re.MULTILINE):
-            folders.add(file.parent.name)
-    assert folders == {model_type.replace("openai-gpt", "openai") for model_type in CONV1D_TYPES}
-    assert CONFIG_MAPPING_NAMES.keys() >= CONV1D_TYPES
+@pytest.mark.parametrize("model_type", ["llama", None])
+def test_every_other_linear_layer_is_stored_as_it_is(model_type: str | None) -> None:
+    stored = base({"h.0.attn.c_attn.weight": [8, 6]}, model_type=model_type)
+    assert "[6, 8]" in refuse({"a": adapter(pair("h.0.attn.c_attn", [2, 8], [6, 2]))}, stored)
 
 
 @pytest.mark.parametrize(
@@ -205,10 +200,29 @@ def test_targets_that_more_decides_are_left_to_the_merge(config: dict[str, Any])
     check_adapters({"a": adapter(pair(QUERY, [2, 6], [8, 2]), **config)}, base(), MergeLora())
 
 
-def test_layers_that_transformers_does_not_load_and_fused_experts_need_no_tensors() -> None:
-    further = {"model.layers.2.self_attn.q_proj.weight": [8, 6], "model.layers.0.experts.1.q_proj.weight": [8, 6]}
-    facts = base({**SHAPES, **further})
+@pytest.mark.parametrize(
+    "stored",
+    [
+        "model.layers.2.self_attn.q_proj.weight",
+        "mtp.layers.0.self_attn.q_proj.weight",
+        "model.mtp_block.0.self_attn.q_proj.weight",
+        "model.layers.0.experts.1.q_proj.weight",
+    ],
+)
+def test_layers_that_transformers_does_not_load_and_fused_experts_need_no_tensors(stored: str) -> None:
+    facts = base({**SHAPES, stored: [8, 6]})
     check_adapters({"a": adapter(BOTH_QUERIES, target_modules=["q_proj"])}, facts, MergeLora())
+
+
+def test_a_table_that_is_not_loaded_keeps_its_rows_where_the_vocabulary_grows() -> None:
+    facts = base({**SHAPES, "model.layers.2.embed_tokens.weight": [12, 8]})
+    check({"model.embed_tokens.weight": [15, 8], "lm_head.weight": [15, 8]}, facts)
+
+
+def test_a_module_is_found_under_the_name_that_its_files_have() -> None:
+    facts = base({"model.layers.0.block_sparse_moe.gate.weight": [4, 8]}, model_type="mixtral")
+    check({"model.layers.0.mlp.gate.weight": [4, 8]}, facts)
+    assert "[5, 8]" in refuse({"a": adapter({"model.layers.0.mlp.gate.weight": [5, 8]})}, facts)
 
 
 def test_two_adapters_that_replace_the_same_tensor_are_refused() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from compressors.adapter_config import read_adapter_settings
 from modelpress.errors import InvalidModel
 from modelpress.manifests import ArtifactKind
 from service.intake.lora_tensors import sort_tensors
@@ -42,11 +43,11 @@ def test_tensors_are_sorted_by_what_they_are_on_whatever_wrapper_they_were_saved
         "base_model.model.classifier.original_module.bias": [2],
         "base_model.model.embed_tokens.token_adapter.trainable_tokens_delta": [1, 8],
     }
-    for wrapper in ("", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."):
+    for wrapper in ("", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "_fsdp_wrapped_module."):
         found = sort_tensors({wrapper + name: shape for name, shape in shapes.items()}, {"bias": "all"})
         assert found.whole == {f"{QUERY}.bias": [8], "classifier.bias": [2]}
-        assert set(found.modules[QUERY].parts) == {"A.weight", "B.weight", "magnitude_vector"}
-        assert found.modules[QUERY].shape("A.weight") == [2, 8]
+        assert set(found.modules[QUERY].parts) == {"lora_A.weight", "lora_B.weight", "lora_magnitude_vector"}
+        assert found.modules[QUERY].shape("lora_A.weight") == [2, 8]
         assert found.unknown == []
 
 
@@ -71,7 +72,9 @@ def test_a_wrapper_s_name_inside_is_the_model_s_own() -> None:
         ({"use_dora": True}, "BAD_ADAPTER", "lora_magnitude_vector"),
         ({"init_lora_weights": "pissa"}, "BAD_ADAPTER", "init_lora_weights"),
         ({"alpha_pattern": {"query": "x"}}, "BAD_ADAPTER", "alpha_pattern"),
-        ({"rank_pattern": {"(" * 10_000: 2}}, "BAD_ADAPTER", "regular expression"),
+        ({"r": 65_537}, "BAD_ADAPTER", "65536"),
+        ({"rank_pattern": {"query": 65_537}}, "BAD_ADAPTER", "at most 65536"),
+        ({"rank_pattern": {"(" * 10_000: 2}}, "BAD_ADAPTER", "at most 1024 patterns of 4096 characters"),
         ({"target_modules": []}, "BAD_ADAPTER", "target_modules"),
         ({"task_type": "NEW"}, "BAD_ADAPTER", "SEQ_CLS"),
     ],
@@ -88,6 +91,30 @@ def test_a_config_that_cannot_be_is_refused(
 def test_a_rank_pattern_allows_its_ranks(inspect: Inspect, adapter_files: Files) -> None:
     adapter_files["adapter_config.json"] = encode(ADAPTER_CONFIG | {"r": 8, "rank_pattern": {"layer.0.*": 2}})
     assert inspect(ADAPTER, adapter_files)["parameters"]
+
+
+@pytest.mark.parametrize("peft_type", ["LORA", "LOHA"])
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("target_modules", "(query"),
+        ("exclude_modules", "(query"),
+        ("layers_pattern", ["(query"]),
+        ("modules_to_save", ["(query"]),
+        ("rank_pattern", {"(query": 2}),
+        ("alpha_pattern", {"(query": 2}),
+    ],
+)
+def test_patterns_of_whoever_made_the_adapter_are_left_to_the_merge(
+    inspect: Inspect, adapter_files: Files, peft_type: str, setting: str, value: Any
+) -> None:
+    """None of them is compiled by the service: one would hold up all that it serves."""
+    config = ADAPTER_CONFIG | {"peft_type": peft_type, setting: value}
+    adapter_files["adapter_config.json"] = encode(config)
+    assert inspect(ADAPTER, adapter_files)["peft_type"] == peft_type
+    with pytest.raises(InvalidModel, match="not a regular expression") as caught:
+        read_adapter_settings(config)
+    assert caught.value.field == setting
 
 
 @pytest.mark.parametrize(
@@ -137,6 +164,11 @@ def pair(module: str, a: tuple[int, ...], b: tuple[int, ...], *, kind: str = ".w
         (pair("base_model.model.mlp.experts", (6, 8), (4, 6)), {"target_parameters": ["mlp.experts.down_proj"]}),
         (pair("base_model.model.mlp.experts.base_layer", (6, 8), (4, 6)), {"target_parameters": ["experts.up"]}),
         ({f"module._orig_mod.{name}": value for name, value in adapter_tensors().items()}, {}),
+        (pair(PREFIX.replace("bert.", "_fsdp_wrapped_module.bert._fsdp_wrapped_module."), (2, 8), (8, 2)), {}),
+        (
+            pair(PREFIX, (2, 8), (8, 2)) | {f"{PREFIX}.lora_magnitude_vector.weight": np.ones(8, np.float32)},
+            {"use_dora": True},
+        ),
         (
             pair(PREFIX, (2, 8), (8, 2)) | {f"{PREFIX}.lora_magnitude_vector": np.ones(8, np.float32)},
             {"use_dora": True},
@@ -175,6 +207,12 @@ def test_peft_s_other_kinds_are_taken_and_left_to_the_merge(
     adapter_files["adapter_config.json"] = encode(config)
     adapter_files["adapter_model.safetensors"] = safetensors({name: np.ones(8, np.float32) for name in names})
     assert inspect(ADAPTER, adapter_files)["peft_type"] == config["peft_type"]
+
+
+def test_a_wrapper_around_another_kind_is_refused_as_the_merge_does(inspect: Inspect, adapter_files: Files) -> None:
+    adapter_files["adapter_config.json"] = encode(ADAPTER_CONFIG | {"peft_type": "LOHA"})
+    adapter_files["adapter_model.safetensors"] = safetensors({f"module.{PREFIX}.hada_w1_a": np.ones(8, np.float32)})
+    assert "base_model.model." in refuse(inspect, adapter_files).message
 
 
 def test_an_empty_shard_is_refused_with_its_name_and_the_setting_that_helps(
