@@ -41,6 +41,7 @@ def read_lora(tensors: AdapterTensors, settings: LoraSettings, base: BaseLayout,
             modules.setdefault(match["module"], {})[match["part"]] = stored
     for module, parts in modules.items():
         _read_module(fit, module, parts, found)
+    _share_token_rows(fit, found)
     _check_complete(fit, found)
     _check_patterns(fit, found)
     return Adapter(settings, found.edits, found.bases, fit.shapes)
@@ -137,6 +138,19 @@ def _token_rows(fit: Fit, module: str, stored: StoredTensor) -> TokenRows:
     return TokenRows(fit.load(stored), indices)
 
 
+def _share_token_rows(fit: Fit, found: _Found) -> None:
+    """Trained rows of an embedding are its tied head's too, as PEFT runs it: another edit of the head goes on top."""
+    for table, rows in list(found.edits.items()):
+        head = found.edits.get(twin := fit.twin(table))
+        if not isinstance(rows, TokenRows) or head is None or isinstance(head, TokenRows):
+            continue
+        if not isinstance(head, Additive):
+            fit.fail(
+                f"{fit.tensors.key(twin)}", f"is changed by more than LoRA, and {table!r}, tied to it, has trained rows"
+            )
+        found.edits[twin] = Chain(rows, head)
+
+
 def _check_complete(fit: Fit, found: _Found) -> None:
     """Every module that the configuration names is there: half an adapter never passes as a whole one.
 
@@ -162,7 +176,7 @@ def _check_complete(fit: Fit, found: _Found) -> None:
 
 def _check_patterns(fit: Fit, found: _Found) -> None:
     """Every name and pattern of the configuration has found something to be about."""
-    for setting, names in _unused(fit.settings, found):
+    for setting, names in _unused(fit, found):
         for name in names:
             raise InvalidModel(
                 f"adapter {fit.name!r}: {setting} names {name!r}, which matches nothing that the adapter has: correct "
@@ -171,11 +185,15 @@ def _check_patterns(fit: Fit, found: _Found) -> None:
             )
 
 
-def _unused(settings: LoraSettings, found: _Found) -> Iterator[tuple[str, Iterable[str]]]:
+def _unused(fit: Fit, found: _Found) -> Iterator[tuple[str, Iterable[str]]]:
+    settings = fit.settings
     targets = {*found.targets, *(f"{name}.weight" for name in found.targets)}
     modules = settings.target_modules if isinstance(settings.target_modules, tuple) else ()
-    for setting, names in (("target_modules", modules), ("target_parameters", settings.target_parameters or ())):
-        yield setting, (name for name in names if not any(is_named(target, (name,)) for target in targets))
+    for setting, names, known in (
+        ("target_modules", modules, found.targets | _excluded(fit, found)),
+        ("target_parameters", settings.target_parameters or (), targets),
+    ):
+        yield setting, (name for name in names if not any(is_named(target, (name,)) for target in known))
     for setting in ("rank_pattern", "alpha_pattern"):
         pattern = getattr(settings, setting)
         yield setting, pattern.keys() - {matching_key(pattern, target) for target in targets}
@@ -183,6 +201,14 @@ def _unused(settings: LoraSettings, found: _Found) -> Iterator[tuple[str, Iterab
     saved = [name for name in settings.modules_to_save or () if name not in HEADS[settings.task_type]]
     owners = {edit.rpartition(".")[0] for edit in found.edits}
     yield "modules_to_save", (name for name in saved if not any(name in owner for owner in owners))
+
+
+def _excluded(fit: Fit, found: _Found) -> set[str]:
+    """Modules that other settings keep the adapter off, e.g. modules_to_save or layers_to_transform: a name in
+    target_modules may mean such a module alone.
+    """
+    modules = {name.rpartition(".")[0] for name in (*fit.base.tensors, *found.edits)}
+    return {module for module in modules if not fit.settings.targeting.targets(module)}
 
 
 def _tables_without_rows(settings: LoraSettings, tables: Iterable[str]) -> Iterator[str]:

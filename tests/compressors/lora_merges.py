@@ -205,7 +205,7 @@ def quiet_peft() -> Iterator[None]:
         warnings.filterwarnings("ignore", category=UserWarning, module=r"peft\..*")
         warnings.filterwarnings("ignore", message=".*invalid shape")
         # PEFT looks for such names among its modules only; on parameters it does use the pattern.
-        warnings.filterwarnings("ignore", category=RuntimeWarning, message=".*rank_pattern.*experts")
+        warnings.filterwarnings("ignore", category=RuntimeWarning, message=".*(rank|alpha)_pattern.*(experts|gate_up)")
         yield
 
 

@@ -71,6 +71,9 @@ KINDS: Mapping[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {"target_modules": QUERY, "trainable_token_indices": {"embed_tokens": [3], "lm_head": [4]}},
     ),
+    "tied tokens and head": ("tied", {"target_modules": HEAD, "trainable_token_indices": [3, 5]}),
+    "a target that is saved whole": ("llama", {"target_modules": QUERY + HEAD, "modules_to_save": HEAD}),
+    "a target outside the layers": ("llama", {"target_modules": QUERY + EMBEDDING, "layers_to_transform": [0]}),
     "conv1d": ("gpt2", {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}),
     "conv1d without the flag": ("gpt2", {"target_modules": ["c_attn", "c_proj"]}),
     "conv1d with dora": ("gpt2", {"target_modules": ["c_attn", "c_proj"], "use_dora": True}),
@@ -102,21 +105,31 @@ def test_the_merged_model_is_what_peft_runs(kind: str, bases: Bases, bench: Benc
     assert distance(before, expected) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("base", "targets"),
-    [
-        ("llama", QUERY),
-        ("tied", QUERY),
-        ("tied", QUERY + EMBEDDING),
-        ("llama", QUERY + EMBEDDING + HEAD),
-    ],
-)
+RESIZED: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "linear": ("llama", {"target_modules": QUERY}),
+    "linear and tied": ("tied", {"target_modules": QUERY}),
+    "tied embedding": ("tied", {"target_modules": QUERY + EMBEDDING}),
+    "embedding and head": ("llama", {"target_modules": QUERY + EMBEDDING + HEAD}),
+    "saved": ("llama", {"target_modules": QUERY, "modules_to_save": EMBEDDING + HEAD}),
+    "saved and tied": ("tied", {"target_modules": QUERY, "modules_to_save": EMBEDDING + HEAD}),
+    "saved embedding": ("llama", {"target_modules": QUERY, "modules_to_save": EMBEDDING}),
+    "tokens": ("llama", {"target_modules": QUERY, "trainable_token_indices": [3, 60]}),
+    "tied tokens": ("tied", {"target_modules": QUERY, "trainable_token_indices": [3, 60]}),
+    "tokens and saved head": (
+        "llama",
+        {"target_modules": QUERY, "trainable_token_indices": [3, 60], "modules_to_save": HEAD},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", RESIZED)
 @pytest.mark.parametrize("tokens", [TOKENS + 6, TOKENS - 3])
-def test_a_resized_vocabulary_is_the_merged_models(base, targets, tokens, bases, bench, tmp_path) -> None:
+def test_a_resized_vocabulary_is_the_merged_models(kind: str, tokens: int, bases, bench, tmp_path: Path) -> None:
+    base, fields = RESIZED[kind]
     model = bases.model(base)
     model.resize_token_embeddings(tokens)
-    trained = train(model, target_modules=targets)
-    ids = torch.tensor([[0, 1, tokens - 1, 5]])
+    trained = train(model, **fields)
+    ids = torch.tensor([[0, 3, tokens - 1, 60]])
 
     merged = bench.merge(bases.folder(base), save(trained, tmp_path / "adapter", save_embedding_layers=True))
 

@@ -100,7 +100,7 @@ def test_an_adapter_of_another_architecture_is_refused(refuse: Refuse) -> None:
         ({"target_modules": ["q_proj", "k_proj"]}, ["k_proj", "target_modules"]),
         ({"target_modules": ["v_proj"]}, [QUERY, "target_modules"]),
         ({"target_modules": r".*\.0\..*q_proj"}, ["layers.1", "target_modules"]),
-        ({"target_parameters": ["q_proj.weights"]}, ["q_proj.weights", "base does not have"]),
+        ({"target_parameters": ["q_proj.weights"]}, ["target_parameters", "q_proj.weights"]),
         ({"rank_pattern": {"v_proj": 4}}, ["rank_pattern", "v_proj"]),
         ({"alpha_pattern": {"layers.7.*": 4}}, ["alpha_pattern", "layers.7"]),
         ({"rank_pattern": {"q_proj": 4, "self_attn.q_proj": 4}}, ["rank_pattern", "self_attn.q_proj"]),
