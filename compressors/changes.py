@@ -6,7 +6,7 @@ A tensor's rows are its slices along the first dimension; the elements of a vect
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -43,13 +43,15 @@ class Scratch:
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        self._memory = torch.empty(0, dtype=dtype)
+        self._block = self._memory = torch.empty(0, dtype=dtype)
 
-    def take(self, shape: Sequence[int]) -> Tensor:
-        size = math.prod(shape)
-        if size > self._memory.numel():
-            self._memory = torch.empty(size, dtype=self._memory.dtype)
-        return self._memory[:size].view(shape)
+    def take(self, shape: tuple[int, ...]) -> Tensor:
+        if self._block.shape != shape:
+            size = math.prod(shape)
+            if size > self._memory.numel():
+                self._memory = torch.empty(size, dtype=self._memory.dtype)
+            self._block = self._memory[:size].view(shape)
+        return self._block
 
     def copy(self, tensor: Tensor) -> Tensor:
         """The tensor in the scratch's dtype; itself where it has that already."""
