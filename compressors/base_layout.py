@@ -93,9 +93,18 @@ class BaseLayout:
 
     @cached_property
     def may_be_tied(self) -> Mapping[str, str]:
-        """Parameters that the model's class can tie, and what to: e.g. lm_head.weight to the embeddings."""
-        names = getattr(self.model_class, "_tied_weights_keys", None)
-        return dict(names) if isinstance(names, dict) else {}
+        """Parameters that the model's class, or the model inside it, can tie, and what to: e.g. lm_head.weight to the
+        embeddings, and the embeddings of BART's encoder and decoder to those that they share.
+        """
+        from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES as INNER
+
+        inner = _as_tuple(INNER.get(self.model_type))
+        if self.model_class is None or not inner:
+            return _tied_keys(self.model_class)
+        prefix = f"{self.model_class.base_model_prefix}."
+        of_inner = _tied_keys(_transformers_class(inner[0]))
+        nested = {f"{prefix}{target}": f"{prefix}{source}" for target, source in of_inner.items()}
+        return nested | _tied_keys(self.model_class)
 
     @cached_property
     def tied(self) -> Mapping[str, str]:
@@ -143,6 +152,11 @@ class BaseLayout:
 def is_outside_layers(name: str) -> bool:
     """Whether a parameter belongs to no numbered layer, as heads and embeddings do: only such are ever tied."""
     return not any(part.isdecimal() for part in name.split("."))
+
+
+def _tied_keys(model_class: Any) -> dict[str, str]:
+    names = getattr(model_class, "_tied_weights_keys", None)
+    return dict(names) if isinstance(names, dict) else {}
 
 
 def _as_tuple(names: Any) -> tuple[str, ...]:
