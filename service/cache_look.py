@@ -19,10 +19,16 @@ class _NotCached(LookupError):
 
 
 class CacheLook:
-    """A `pipeline.Runner` that answers from one tenant's cache and remembers what it found."""
+    """A `pipeline.Runner` that answers from one tenant's cache and remembers what it found.
 
-    def __init__(self, tenant: str, *, steps: Steps, store: ContentStore, facts: WorkerFacts) -> None:
+    `memory_limit_bytes`: what a worker gets for the request that is looked up.
+    """
+
+    def __init__(
+        self, tenant: str, *, steps: Steps, store: ContentStore, facts: WorkerFacts, memory_limit_bytes: int
+    ) -> None:
         self.found: list[str] = []
+        self.memory_limit_bytes = memory_limit_bytes
         self._tenant = tenant
         self._steps = steps
         self._store = store

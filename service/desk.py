@@ -123,6 +123,11 @@ class Desk:
         key = self._enter(step)
         return self._keep(self._known(key) or self._computed(step, key))
 
+    @property
+    def memory_limit_bytes(self) -> int:
+        """The worker's: what the request asks for, else the server's own."""
+        return self._seat.memory_limit_bytes
+
     def warn(self, sentence: str) -> None:
         """Tell watchers something that a person should know."""
         self._steps.warn(self._seat.lease, sentence)

@@ -28,6 +28,10 @@ BASELINE_EXPORT = "export/baseline"
 class Runner(Protocol):
     """What runs steps: the desk of an attempt, or the preflight's look into the cache."""
 
+    @property
+    def memory_limit_bytes(self) -> int:
+        """The worker's: what the request asks for, else the server's own."""
+
     def run(self, step: Step) -> StepResult: ...
 
     def run_paired(self, step: Step) -> StepResult:
@@ -98,12 +102,14 @@ def merge(plan: Plan, runner: Runner) -> Compressed:
 
 
 def check_merge(plan: Plan, merged: Compressed, runner: Runner) -> MergeReport | None:
-    """Compare what is stored with base plus adapters. The memory limit decides what can be compared."""
+    """Compare what is stored with base plus adapters. The memory limit decides what can be compared, so that the limit
+    in force is part of what is asked.
+    """
     if plan.merge is None:
         return None
     if not plan.checks_merge:
         return assemble_merge(merged.stages[0], None)
-    arguments = {**plan.merge.arguments, "memory_limit_bytes": plan.request.limits.memory_limit_bytes}
+    arguments = {**plan.merge.arguments, "memory_limit_bytes": runner.memory_limit_bytes}
     inputs = {"base": plan.request.base, "merged": merged.model, **plan.merge.inputs}
     return assemble_merge(merged.stages[0], runner.run(_step(plan, MERGE_CHECK, "merge_check", arguments, inputs)))
 

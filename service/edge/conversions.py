@@ -125,7 +125,9 @@ class ConversionsServicer(rpc.ConversionsServicer):
         tools = self._parts.dispatcher.tools()
         if tools is None:
             return ()
-        return CacheLook(tenant, steps=tools.steps, store=tools.store, facts=tools.facts).walk(request)
+        limit = request.limits.memory_limit_bytes or self._parts.capabilities.default_memory_limit_bytes
+        look = CacheLook(tenant, steps=tools.steps, store=tools.store, facts=tools.facts, memory_limit_bytes=limit)
+        return look.walk(request)
 
     def _facts(self, tenant: str, request: ConversionRequest) -> dict[Digest, Facts]:
         """Facts of those artifacts of the request that the tenant has."""

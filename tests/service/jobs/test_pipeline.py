@@ -55,6 +55,7 @@ class Noted:
     """A runner that notes every step and answers with a record like a worker's; what was merged is `written`."""
 
     written: Digest = MERGED
+    memory_limit_bytes: int = 8 << 30
     steps: list[Step] = field(default_factory=list)
 
     def run(self, step: Step) -> StepResult:
@@ -152,13 +153,14 @@ def test_a_merge_is_shared_by_all_that_ask_for_it_whatever_follows(other):
     assert merge_step(other).key({}) == merge_step(request()).key({})
 
 
-def test_a_check_under_another_memory_limit_is_another_check():
-    def check(asked: ConversionRequest) -> Step:
-        noted = Noted()
-        make_candidate(make_plan(asked), noted)
-        return noted.steps[1]
+def test_a_check_under_another_memory_limit_is_another_check_whoever_set_it():
+    def check(limit: int, **fields: Any) -> str:
+        noted = Noted(memory_limit_bytes=limit)
+        make_candidate(make_plan(request(**fields)), noted)
+        return noted.steps[1].key({})
 
-    assert check(request()).key({}) != check(request(limits=Limits(memory_limit_bytes=1 << 30))).key({})
+    assert check(1 << 30) != check(2 << 30)
+    assert check(1 << 30) == check(1 << 30, limits=Limits(memory_limit_bytes=1 << 30))
 
 
 def test_an_estimate_names_the_cached_steps_of_a_merge(journal, leases, queued, tmp_path):
@@ -170,7 +172,10 @@ def test_an_estimate_names_the_cached_steps_of_a_merge(journal, leases, queued, 
     noted = Noted(written=sink.finish().digest)
     make_candidate(make_plan(request()), noted)
     lease, names = leases.claim()[0], make_plan(request()).step_names
+    tools = {"steps": steps, "store": store, "facts": FACTS}
     for count, step in enumerate(noted.steps):
-        assert CacheLook("default", steps=steps, store=store, facts=FACTS).walk(request()) == names[:count]
+        look = CacheLook("default", **tools, memory_limit_bytes=noted.memory_limit_bytes)
+        assert look.walk(request()) == names[:count]
         steps.finish(lease, StepKey(step.name, step.key(FACTS.key_environment(step))), noted.result_of(step))
-    assert CacheLook("default", steps=steps, store=store, facts=FACTS).walk(request()) == names
+    assert CacheLook("default", **tools, memory_limit_bytes=noted.memory_limit_bytes).walk(request()) == names
+    assert CacheLook("default", **tools, memory_limit_bytes=1 << 30).walk(request()) == names[:1]
