@@ -11,8 +11,9 @@ from modelpress.recipes import Recipe
 from service.base_tensors import OUTPUT_TABLES, leaf_of
 from service.fit import Facts
 
-DEQUANTIZED = ("nf4", "fp4")
-"""bitsandbytes' 4-bit formats (NF4: Dettmers et al. 2023, "QLoRA"), whose weights can be read back as numbers."""
+DEQUANTIZED = ("nf4", "fp4", "int8")
+"""bitsandbytes' formats (NF4: Dettmers et al. 2023, "QLoRA"; int8: Dettmers et al. 2022, "LLM.int8()"), whose weights
+can be read back as numbers."""
 
 
 def check_obstacle(recipe: Recipe, base: Facts) -> None:
@@ -33,7 +34,7 @@ def check_quantization(recipe: Recipe, base: Facts, models: Mapping[str, Facts])
         _check_dequantizable(base)
     elif recipe.merge and base["quantization"]:
         cure = "name the full-precision model that it was made from"
-        if isinstance(recipe.merge, MergeLora):
+        if isinstance(recipe.merge, MergeLora) and base["quantization_type"] in DEQUANTIZED:
             cure += ", or set dequantize_base: true in recipe.stages[0]"
         _refuse_quantized("inputs.base", base, cure)
     for index, model in enumerate(models.values()):
@@ -48,7 +49,7 @@ def _check_dequantizable(base: Facts) -> None:
             f"{field} is true, and the base is not quantized: leave it out", field=field, reason="NOT_QUANTIZED"
         )
     if base["quantization_type"] not in DEQUANTIZED:
-        cure = "dequantize_base reads bitsandbytes' 4-bit weights (nf4, fp4) only: name the full-precision model"
+        cure = f"dequantize_base reads bitsandbytes' {', '.join(DEQUANTIZED)} only: name the full-precision model"
         _refuse_quantized("inputs.base", base, cure)
 
 

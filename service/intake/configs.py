@@ -63,7 +63,7 @@ def refuse_code_references(settings: Mapping[str, Any], file: str) -> None:
 
 def quantization_of(config: Mapping[str, Any]) -> dict[str, str | None]:
     """`quantization`: the method that the weights were quantized with already, None for none. `quantization_type`:
-    the number format of bitsandbytes' 4-bit weights, `nf4` or `fp4`.
+    the number format of weights that bitsandbytes is said to have made, `nf4`, `fp4` or `int8`.
     """
     found = config.get("quantization_config") or config.get("compression_config")
     if not found:
@@ -71,9 +71,10 @@ def quantization_of(config: Mapping[str, Any]) -> dict[str, str | None]:
     settings: Mapping[str, Any] = found if isinstance(found, dict) else {}
     bits = [name for name in ("load_in_4bit", "load_in_8bit") if settings.get(name)]
     method = settings.get("quant_method") or ("bitsandbytes" if bits else "an unnamed method")
-    four_bit = method == "bitsandbytes" and "load_in_4bit" in bits
-    kind = settings.get("bnb_4bit_quant_type", "fp4") if four_bit else None
-    return {"quantization": str(method)[:40], "quantization_type": None if kind is None else str(kind)[:40]}
+    four_bit = "load_in_4bit" in bits
+    kind = settings.get("bnb_4bit_quant_type", "fp4") if four_bit else "int8" if bits else None
+    is_told = kind is not None and settings.get("quant_method") == "bitsandbytes"
+    return {"quantization": str(method)[:40], "quantization_type": str(kind)[:40] if is_told else None}
 
 
 def refuse_unsupported_settings(config: Mapping[str, Any]) -> None:

@@ -52,7 +52,7 @@ def test_another_tokenizer_is_a_warning() -> None:
 
 
 NF4 = {"quantization": "bitsandbytes", "quantization_type": "nf4"}
-GPTQ = {"quantization": "gptq"}
+GPTQ = {"quantization": "gptq", "quantization_type": None}
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ GPTQ = {"quantization": "gptq"}
     [
         (NF4, "", ["bitsandbytes nf4", "full-precision", "dequantize_base: true"]),
         (GPTQ, "", ["gptq", "full-precision"]),
-        (GPTQ, ", dequantize_base: true", ["gptq", "bitsandbytes' 4-bit weights (nf4, fp4) only"]),
-        ({"quantization": "bitsandbytes"}, ", dequantize_base: true", ["bitsandbytes' 4-bit"]),
+        (GPTQ, ", dequantize_base: true", ["gptq", "bitsandbytes' nf4, fp4, int8 only"]),
+        ({"quantization": "bitsandbytes"}, ", dequantize_base: true", ["bitsandbytes' nf4"]),
     ],
 )
 def test_a_quantized_base_is_refused_with_the_cure(base: dict[str, Any], setting: str, mentions: list[str]) -> None:
@@ -71,9 +71,15 @@ def test_a_quantized_base_is_refused_with_the_cure(base: dict[str, Any], setting
     assert all(part in caught.value.message for part in mentions), caught.value.message
 
 
-@pytest.mark.parametrize("kind", ["nf4", "fp4"])
-def test_a_4_bit_base_is_merged_into_where_the_recipe_says_so(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["nf4", "fp4", "int8"])
+def test_a_base_of_bitsandbytes_is_merged_into_where_the_recipe_says_so(kind: str) -> None:
     check_quantization(recipe(LORA, ", dequantize_base: true"), facts(**NF4 | {"quantization_type": kind}), {})
+
+
+def test_the_cure_is_one_that_helps() -> None:
+    with pytest.raises(InvalidModel) as caught:
+        check_quantization(recipe(LORA), facts(**GPTQ), {})
+    assert "dequantize_base" not in caught.value.message
 
 
 def test_dequantizing_what_is_not_quantized_is_refused() -> None:
