@@ -151,6 +151,7 @@ def _settle_ties(
         if _stay_equal(edits.get(target, ()), edits.get(source, ())):
             model.changes.pop(target, None)
             continue
+        _check_shared_rows(edits.get(target, ()), edits.get(source, ()), target)
         others = [name for name, its in model.layout.tied.items() if its == source and name != target]
         if others:
             raise InvalidModel(
@@ -163,6 +164,18 @@ def _settle_ties(
             model.changes[target] = Rebased(base, _without_base(model.changes.get(target, Unchanged())))
             model.shapes = {**model.shapes, target: model.shapes[source if source in model.shapes else target]}
         model.untie(target, source)
+
+
+def _check_shared_rows(head: Sequence[NamedEdit], embedding: Sequence[NamedEdit], name: str) -> None:
+    """Trained rows of the embedding are the tied head's as well: another adapter's head would lose them."""
+    trained = {part.adapter for part in embedding if isinstance(part.edit, TokenRows)}
+    other = next((part.adapter for part in head if trained and part.adapter not in trained), None)
+    if other is not None:
+        raise InvalidModel(
+            f"adapter {other!r} changes {name!r}, which is tied to an embedding with rows of adapter {min(trained)!r}: "
+            "merge that one first, and the other into the result",
+            field=name,
+        )
 
 
 def _refuse_unknown_ties(model: MergedModel) -> None:
@@ -224,7 +237,8 @@ def _settle_vocabulary(model: MergedModel) -> None:
         if found is not None and name not in resized and found.shape[0] >= (before or 0):
             raise InvalidModel(
                 f"the adapter makes {min(resized)!r} {resized[min(resized)]} tokens long, and {name!r} stays at "
-                f"{list(found.shape)}: save the adapter with its embedding layers (save_embedding_layers=True)",
+                f"{list(found.shape)}: merge into the base as it was resized, or save the adapter with both "
+                "(save_embedding_layers=True)",
                 field=name,
             )
     if len(set(resized.values())) != 1:

@@ -85,6 +85,6 @@ def _directed(fit: Fit, module: str, parts: Parts, low_rank: LowRank) -> Edit:
 def _shift(fit: Fit, module: str, stored: StoredTensor, scaling: float) -> Shift:
     bias = fit.base.find(f"{module}.bias")
     if bias is None:
-        fit.fail(stored.name, f"needs a bias of {module!r} to be added to, and the base has none: merge it with PEFT")
+        fit.fail(stored.name, f"needs a bias of {module!r} to add to, and the base has none: train without lora_bias")
     fit.check_shape(stored, bias.shape, "the base layer's bias")
     return Shift(fit.load(stored), scaling)

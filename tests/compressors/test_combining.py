@@ -199,39 +199,6 @@ def test_dare_at_full_density_drops_nothing(change, pair: Pair) -> None:
     assert torch.equal(*(change(combination_type=method, density=1.0) for method in ("dare_ties", "ties")))
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"modules_to_save": ["norm"]},
-        {"trainable_token_indices": [3]},
-        {"bias": "all"},
-    ],
-    ids=str,
-)
-def test_two_adapters_that_replace_one_tensor_are_refused(fields, bases: Bases, bench: Bench, tmp_path) -> None:
-    adapters = [
-        save(train(bases.model("biased"), seed=seed, target_modules=LINEAR, **fields), tmp_path / str(seed))
-        for seed in (1, 2)
-    ]
-
-    message = bench.refused(bases.folder("biased"), *adapters).message
-
-    assert all(part in message for part in ("'one'", "'two'", "replace", "model.")), message
-
-
-def test_adapters_that_grow_the_vocabulary_differently_are_refused(bases: Bases, bench: Bench, tmp_path: Path) -> None:
-    adapters = []
-    for tokens in (66, 70):
-        model = bases.model("tied")
-        model.resize_token_embeddings(tokens)
-        trained = train(model, target_modules=["q_proj"])
-        adapters.append(save(trained, tmp_path / str(tokens), save_embedding_layers=True))
-
-    message = bench.refused(bases.folder("tied"), *adapters).message
-
-    assert all(part in message for part in ("lm_head.weight", "[66, 32]", "[70, 32]")), message
-
-
 def test_a_dora_adapter_at_half_weight_adds_half_of_its_change(bases: Bases, bench: Bench, tmp_path: Path) -> None:
     adapter = save(train(bases.model("llama"), target_modules=LINEAR, use_dora=True), tmp_path / "adapter")
     base, name = bases.folder("llama"), f"{QUERY}.weight"
