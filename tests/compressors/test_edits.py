@@ -97,7 +97,7 @@ def case(request: pytest.FixtureRequest) -> tuple[Edit, Tensor, Tensor]:
 
 def by_rows(rows, base: Tensor, step: int) -> Tensor:
     blocks = [(start, min(start + step, len(base))) for start in range(0, len(base), step)]
-    return torch.cat([rows(start, stop, base[start:stop]) for start, stop in blocks])
+    return torch.cat([rows(start, stop, base[start:stop]).clone() for start, stop in blocks])
 
 
 @pytest.mark.parametrize("step", [1, 2, 100])
