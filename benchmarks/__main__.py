@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 
-from benchmarks import demo, service
+from benchmarks import demo, merge, service
 
-BENCHMARKS: Mapping[str, Callable[[], None]] = {"service": service.run, "demo": demo.run}
+BENCHMARKS: Mapping[str, Callable[[], None]] = {"service": service.run, "demo": demo.run, "merge": merge.run}
 
 
 def main(names: list[str]) -> None:
