@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from modelpress.canonical import canonical_json
+from modelpress.merge_recipes import NEEDS_DENSITY
 
 BLOCK = 1 << 14
 """Elements worked on at a time: they fit a core's cache, and torch sums so few of them on one thread."""
 STRAIGHT_SINE = 1e-4
 """Below this sine of the angle slerp is linear: nearly parallel, the two differ by less than FP32 resolves."""
 
-COMBINATIONS = ("ties", "dare_linear", "dare_ties")
 MajoritySign = Literal["total", "frequency"]
 
 
@@ -44,8 +44,8 @@ class Combination:
     majority_sign_method: MajoritySign = "total"
 
     def __post_init__(self) -> None:
-        if self.method not in COMBINATIONS:
-            raise ValueError(f"method is {self.method!r}: it must be one of {', '.join(COMBINATIONS)}")
+        if self.method not in NEEDS_DENSITY:
+            raise ValueError(f"method is {self.method!r}: it must be one of {', '.join(NEEDS_DENSITY)}")
         if not 0 < self.density <= 1:
             raise ValueError(f"density is {self.density}: it must be in (0, 1]")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from evaluators.architectures import StoredParameters
 from evaluators.layer_probes import Products, difference, probes, tensor_difference
 from evaluators.layer_tensors import memory_name, put, refuse_empty, tensors_of, with_constants
 from evaluators.peft_adapters import CANNOT, Adapter, Brought, EmptyReference, combine, labels_of, one_line
-from evaluators.stored_weights import NotComparable
+from evaluators.stored_weights import NotComparable, OverMemoryLimit
 from modelpress.errors import InvalidModel
 from modelpress.merge_recipes import MergeLora
 
@@ -40,10 +40,11 @@ class CheckSetting:
 
 @dataclass(frozen=True)
 class LayerDifferences:
-    """Relative differences by layer, and reasons by what could not be compared."""
+    """Relative differences by layer, and reasons by what could not be compared; how many of those for memory."""
 
     found: dict[str, float] = field(default_factory=dict)
     not_compared: dict[str, str] = field(default_factory=dict)
+    over_memory_limit: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,17 +69,18 @@ class LayerComparison:
 
     def run(self) -> LayerDifferences:
         """Compare layer after layer; what is not comparable is named with its reason."""
-        layers, checks = LayerDifferences(), self._checks()
+        layers, checks, over_limit = LayerDifferences(), self._checks(), 0
         for done, check in enumerate(checks, 1):
             try:
                 layers.found[check.name] = _finite(check.run(), check.name)
             except (NotComparable, *CANNOT) as reason:
                 layers.not_compared[check.name] = one_line(reason)
+                over_limit += isinstance(reason, OverMemoryLimit)
             self.setting.progress(done, len(checks))
         covered = {self._aliases.get(key, key) for check in checks for key in check.keys}
         for key in sorted(self.reference.tensors.keys() - covered):
             layers.not_compared[memory_name(key)] = "PEFT has no place for this tensor of the adapter"
-        return layers
+        return replace(layers, over_memory_limit=over_limit)
 
     def _checks(self) -> list[Check]:
         """Layers and modules that PEFT wraps, then tensors that it replaces, then tensors tied to any of them."""
@@ -139,7 +141,7 @@ class LayerComparison:
         copies = COPIES_OF_VARIANTS if getattr(reference, "lora_variant", None) else COPIES
         needed = 4 * (reference_elements + (1 + copies) * merged_elements)
         if needed > self.setting.memory_limit_bytes:
-            raise NotComparable(f"it takes {needed} bytes, the memory limit is {self.setting.memory_limit_bytes}")
+            raise OverMemoryLimit(f"it takes {needed} bytes, the memory limit is {self.setting.memory_limit_bytes}")
 
     def _take_out_of_base(self, reference: Any, path: str) -> None:
         """Repeat what PiSSA and OLoRA do to the base when an adapter is loaded, then set the trained values again."""

@@ -31,14 +31,13 @@ from evaluators.peft_adapters import (
     read_adapters,
 )
 from evaluators.stored_weights import NotComparable, StoredWeights
-from modelpress.merge_recipes import MergeLora
+from modelpress.merge_recipes import LAYERS_ALONE, MergeLora
 from modelpress.merge_reports import LogitComparison
 from modelpress.stored_folders import Source
 
 __all__ = ["VERSION", "CheckSetting", "CheckedAdapter", "MergedModels", "StoredModel", "check_merge"]
 
 VERSION = 1
-NO_REFERENCE = ("ties", "dare_linear", "dare_ties")
 OF_THE_HEAD = ("architectures", "id2label", "label2id", "num_labels")
 """Fields of the merged config that hold also for the reference: an adapter may bring a head that the base lacks."""
 
@@ -85,6 +84,7 @@ def check_merge(
         "layer_difference": layers.found.get(worst),
         "layer": worst,
         "not_compared": layers.not_compared,
+        "over_memory_limit": layers.over_memory_limit,
         "logits": logits and logits.model_dump(mode="json"),
         "logits_missing": missing,
     }
@@ -100,11 +100,8 @@ class _Check:
     setting: CheckSetting
 
     def refuse_without_reference(self) -> None:
-        if self.arguments.combination_type in NO_REFERENCE:
-            raise NotComparable(
-                f"PEFT applies {self.arguments.combination_type} to the adapters' factors, not to the changes that "
-                "they make: there is no independent reference"
-            )
+        if self.arguments.without_reference:
+            raise NotComparable(self.arguments.without_reference)
 
     def layers(self) -> LayerDifferences:
         model, target = empty_model(self._reference_config), empty_model(self.merged.config)
@@ -117,7 +114,7 @@ class _Check:
 
     def logits(self) -> LogitComparison:
         if self._is_quantized:
-            raise NotComparable("the base is quantized: its runtime repacks weights, so layers alone are compared")
+            raise NotComparable(LAYERS_ALONE)
         for weights in (self.base, self.merged):
             check_memory(weights, limit_bytes=self.setting.memory_limit_bytes)
         rows = token_rows(empty_model(self.merged.config), seed=self.setting.seed)

@@ -39,6 +39,10 @@ class NotComparable(Exception):
     """Why something stays outside the comparison; one line for the report."""
 
 
+class OverMemoryLimit(NotComparable):
+    """It would be compared under a higher memory limit."""
+
+
 @dataclass(frozen=True)
 class StoredTensor:
     """Where a tensor lies: `offset` counts from the start of the file `path`; `dtype` is safetensors' name."""

@@ -5,6 +5,8 @@
 - size and parity are facts of the files and of the fixed parity inputs: the figure against the bound;
 - the KL gates speak about the probes themselves, not about a population: the figure against the bound;
 - the merge gates speak about the merged files and seeded inputs: the figure against the bound.
+  `merge_difference` passes only where what was compared is at least half of what changed, and nothing was left out for
+  memory.
 
 A figure that is missing or not a number never passes.
 """
@@ -18,15 +20,14 @@ from modelpress.documents import Document
 from modelpress.errors import FailedPrecondition
 from modelpress.gate_results import Question, Sample, judge_figure, judge_sample, unjudged
 from modelpress.intervals import accuracy_drop, examples_needed, paired_difference_interval, share_interval
+from modelpress.merge_recipes import NO_REFERENCE
 from modelpress.merge_reports import MergeReport
 from modelpress.policies import AccuracyDrop, Flips, Speed
-from modelpress.reports import DriftReport, EvaluationReport, GateResult, Interval, LatencyRow, Measured
+from modelpress.reports import DriftReport, EvaluationReport, GateResult, Interval, LatencyRow, Measured, Outcome
 
 SPEED_CONFIDENCE = 0.95
 """Confidence of the median speed-up's interval: the latency run measures at it, the speed gate demands it."""
 
-NO_REFERENCE = "merged checkpoints have no independent reference"
-OTHER_ARITHMETIC = "PEFT applies {} to the adapters' factors, not to their changes: there is no independent reference"
 _ONLY_MERGED = "a recipe that only merges is not evaluated on data"
 NOT_MEASURED: Mapping[str, str] = {
     "merge": "the recipe merges nothing",
@@ -132,7 +133,23 @@ def _merge_difference(question: Question, _: Document, merge: MergeReport) -> Ga
         reason = next(iter(merge.not_compared.values()), "none was changed")
         return unjudged(question, None, f"no layer was compared: {reason}")
     left_out = f"; not compared: {len(merge.not_compared):,}" if merge.not_compared else ""
-    return judge_figure(question, merge.layer_difference, f"{merge.layer}, largest of {merge.layers:,}{left_out}")
+    result = judge_figure(question, merge.layer_difference, f"{merge.layer}, largest of {merge.layers:,}{left_out}")
+    why = _too_few(merge)
+    return unjudged(question, merge.layer_difference, why) if why and result.outcome is Outcome.PASSED else result
+
+
+def _too_few(merge: MergeReport) -> str:
+    """Why the layers that were compared cannot speak for all that changed; empty where they can.
+
+    What no reference has a place for is left out of the comparison without harm, unless it is most of the change. What
+    only the memory limit left out is not: a higher limit compares it.
+    """
+    left_out = len(merge.not_compared)
+    everything = f"of {merge.layers + left_out:,} changed layers and tensors"
+    if merge.over_memory_limit:
+        limit = "a higher limits.memory_limit_bytes compares all"
+        return f"the memory limit left out {merge.over_memory_limit:,} {everything}; {limit}"
+    return f"{left_out:,} {everything}, more than half, could not be compared" if left_out > merge.layers else ""
 
 
 def _merge_logits(question: Question, _: Document, merge: MergeReport) -> GateResult:

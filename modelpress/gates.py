@@ -17,21 +17,16 @@ from modelpress.errors import InvalidPolicy
 from modelpress.evaluations import Evaluation, Latency
 from modelpress.gate_judges import (
     JUDGES,
-    NO_REFERENCE,
     NOT_MEASURED,
-    OTHER_ARITHMETIC,
     SPEED_CONFIDENCE,
     judge,
     shape_text,
 )
 from modelpress.intervals import median_ranks
 from modelpress.measurement_checks import check_consistent
-from modelpress.merge_recipes import NEEDS_DENSITY, MergeModels
 from modelpress.policies import Policy, Speed
 from modelpress.recipes import Recipe
 from modelpress.reports import GateDecision, GateResult, Measured, Outcome, Verdict
-
-NEEDS_REFERENCE = ("merge_difference", "merge_logits")
 
 
 def decide(policy: Policy, measured: Measured) -> GateDecision:
@@ -70,11 +65,8 @@ def _applied(policy: Policy) -> dict[str, Document]:
 def _unmeasured(recipe: Recipe) -> Mapping[str, str]:
     """Gates that get no figure from this recipe, and why."""
     merge = recipe.merge
-    missing: dict[str, str] = {}
-    if isinstance(merge, MergeModels):
-        missing |= dict.fromkeys(NEEDS_REFERENCE, NO_REFERENCE)
-    elif merge and merge.combination_type in NEEDS_DENSITY:
-        missing |= dict.fromkeys(NEEDS_REFERENCE, OTHER_ARITHMETIC.format(merge.combination_type))
+    compared = {"merge_difference": merge.without_reference, "merge_logits": merge.without_logits} if merge else {}
+    missing = {name: why for name, why in compared.items() if why}
     absent = {"merge": merge is None, "evaluation": recipe.is_merge_only, "drift": recipe.is_merge_only}
     return missing | {name: NOT_MEASURED[row.part] for name, row in JUDGES.items() if absent[row.part]}
 

@@ -28,6 +28,9 @@ def check_consistent(measured: Measured) -> None:
 def _check_merge(merge: MergeReport) -> None:
     for name in ("layers", "changed", "byte_identical"):
         _check(getattr(merge, name) >= 0, f"merge.{name} is {getattr(merge, name)}")
+    left_out = f"{merge.over_memory_limit} of {len(merge.not_compared)}"
+    within = 0 <= merge.over_memory_limit <= len(merge.not_compared)
+    _check(within, f"merge.over_memory_limit counts {left_out} layers that were not compared")
     _check_largest("layer_difference", merge.layer_difference, merge.layer)
     _check_largest("largest_change", merge.largest_change, merge.largest_change_tensor)
     compared = merge.layer_difference is not None or merge.logits is not None

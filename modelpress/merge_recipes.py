@@ -21,6 +21,10 @@ MAX_RANK = 65_536
 """Of an adapter, and of what `svd` keeps."""
 
 
+NO_REFERENCE = "merged checkpoints have no independent reference"
+LAYERS_ALONE = "the base is quantized: its runtime repacks weights, so layers alone are compared"
+
+
 def each_once(names: tuple[str, ...]) -> tuple[str, ...]:
     """The names; ValueError where one stands twice."""
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -74,6 +78,19 @@ class MergeLora(Merge):
     def _named_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return each_once(names)
 
+    @property
+    def without_reference(self) -> str:
+        """Why PEFT's own layers are no reference for this merge; empty where they are."""
+        if self.combination_type not in NEEDS_DENSITY:
+            return ""
+        arithmetic = f"PEFT applies {self.combination_type} to the adapters' factors, not to their changes"
+        return f"{arithmetic}: there is no independent reference"
+
+    @property
+    def without_logits(self) -> str:
+        """Why the whole model's logits are not compared; empty where they are, memory permitting."""
+        return self.without_reference or (LAYERS_ALONE if self.dequantize_base else "")
+
     @model_validator(mode="after")
     def _settings_are_used(self) -> MergeLora:
         self._check_density(self.combination_type)
@@ -101,6 +118,14 @@ class MergeModels(Merge):
     @classmethod
     def _named_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         return each_once(names)
+
+    @property
+    def without_reference(self) -> str:
+        return NO_REFERENCE
+
+    @property
+    def without_logits(self) -> str:
+        return NO_REFERENCE
 
     @model_validator(mode="after")
     def _settings_are_used(self) -> MergeModels:

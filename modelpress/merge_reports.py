@@ -43,6 +43,8 @@ class MergeReport(Document):
     """The layer that has it."""
     not_compared: dict[str, str] = Field(default_factory=dict)
     """Changed layers and tensors outside the comparison, and why; `*` stands for all of them."""
+    over_memory_limit: int = 0
+    """Of `not_compared`, how many the memory limit left out."""
     logits: LogitComparison | None = None
     logits_missing: str = ""
     """Why there are no logits, where there are none."""

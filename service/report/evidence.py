@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 
 from modelpress.digests import Digest, digest_bytes
-from modelpress.gate_judges import NO_REFERENCE
 from modelpress.merge_changes import read_changes
+from modelpress.merge_recipes import NO_REFERENCE
 from modelpress.merge_reports import MergeReport
 from modelpress.reports import (
     DriftReport,

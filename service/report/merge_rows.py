@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from modelpress.gate_judges import NO_REFERENCE
 from modelpress.merge_changes import Changes
+from modelpress.merge_recipes import NO_REFERENCE
 from modelpress.merge_reports import MergeReport
 from modelpress.recipes import MERGES
 from modelpress.reports import GateResult, Report, StageRecord

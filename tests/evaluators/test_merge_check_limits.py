@@ -79,6 +79,7 @@ def test_memory_that_is_short_is_named_with_both_figures(base, adapter):
     found = check(base, base, adapter, memory_limit_bytes=1000)
     assert (found["layers"], found["layer_difference"], found["layer"]) == (0, None, "")
     assert all("1000" in reason for reason in found["not_compared"].values())
+    assert found["over_memory_limit"] == len(found["not_compared"]) == 2
 
 
 @pytest.mark.parametrize("combination", ["ties", "dare_linear", "dare_ties"])

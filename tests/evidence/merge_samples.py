@@ -6,9 +6,9 @@ import random
 from dataclasses import dataclass
 
 from modelpress.digests import Digest, digest_bytes
-from modelpress.gate_judges import NO_REFERENCE
 from modelpress.gates import decide
 from modelpress.merge_changes import read_changes
+from modelpress.merge_recipes import NO_REFERENCE
 from modelpress.merge_reports import LogitComparison, MergeReport
 from modelpress.policies import read_policy
 from modelpress.recipes import read_recipe

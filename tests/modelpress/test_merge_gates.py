@@ -6,8 +6,9 @@ import pytest
 
 from modelpress.errors import InvalidPolicy, VerificationFailed
 from modelpress.evaluations import Evaluation
-from modelpress.gate_judges import JUDGES, NO_REFERENCE
+from modelpress.gate_judges import JUDGES
 from modelpress.gates import check_measurable, decide
+from modelpress.merge_recipes import LAYERS_ALONE, NO_REFERENCE
 from modelpress.merge_reports import LogitComparison, MergeReport
 from modelpress.policies import Gates, Policy
 from modelpress.recipes import Recipe, read_recipe
@@ -16,6 +17,7 @@ from tests.evidence.merge_samples import CHECKPOINTS, MERGED, WITHOUT_LOGITS
 
 LORA = "{method: merge_lora}"
 TIES = "{method: merge_lora, combination_type: ties, density: 0.5}"
+DEQUANTIZE = "{method: merge_lora, dequantize_base: true}"
 MODELS = "{method: merge_models}"
 
 
@@ -71,6 +73,40 @@ def test_a_sentence_names_the_layer_and_counts_what_was_not_compared():
     assert "not compared" not in _judged("merge_difference", 0.005, _merge(not_compared={})).sentence
 
 
+def _left_out(count: int, *, over_memory_limit: int = 0) -> dict[str, object]:
+    return {
+        "not_compared": {f"layer {i}": "a reason" for i in range(count)},
+        "over_memory_limit": over_memory_limit,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        (
+            {"layers": 199, **_left_out(1, over_memory_limit=1)},
+            "the memory limit left out 1 of 200 changed layers and tensors; a higher limits.memory_limit_bytes "
+            "compares all",
+        ),
+        (
+            {"layers": 99, **_left_out(101)},
+            "101 of 200 changed layers and tensors, more than half, could not be compared",
+        ),
+    ],
+)
+def test_few_layers_do_not_speak_for_many(changes, why):
+    merge = _merge(layer_difference=0.25, **changes)
+    passing, failing = _judged("merge_difference", 0.25, merge), _judged("merge_difference", 0.2, merge)
+    assert (passing.outcome, passing.figure) == (Outcome.INCONCLUSIVE, 0.25)
+    assert passing.sentence.endswith(f" cannot be judged: {why}.")
+    assert failing.outcome is Outcome.FAILED
+
+
+def test_half_of_the_layers_speak_for_all_where_the_rest_has_no_reference():
+    merge = _merge(layer_difference=0.25, layers=100, **_left_out(100))
+    assert _judged("merge_difference", 0.25, merge).outcome is Outcome.PASSED
+
+
 def test_a_sentence_says_how_many_positions_answer_otherwise():
     assert _judged("merge_logits", 0.02, MERGED.merge).sentence == (
         "Largest logit difference of the merged model is 0.0064 of the largest logit "
@@ -112,6 +148,8 @@ def test_a_gate_without_its_part_of_the_measurements_is_inconclusive(name):
     ("changes", "words"),
     [
         ({"layers": -1}, "merge.layers is -1"),
+        ({"over_memory_limit": -1}, "merge.over_memory_limit counts -1 of 1"),
+        ({"over_memory_limit": 2}, "merge.over_memory_limit counts 2 of 1"),
         ({"byte_identical": -1}, "merge.byte_identical is -1"),
         ({"layer_difference": -0.1}, "merge.layer_difference is -0.1"),
         ({"layer_difference": float("nan")}, "merge.layer_difference is nan"),
@@ -151,6 +189,11 @@ def test_a_report_that_measured_nothing_is_refused():
         (_recipe(LORA), {"speed": {"min_ratio": 2}}, "can be used here: merge_difference, merge_logits, merge_change"),
         (_recipe(MODELS), {"merge_logits": {"max": 0.1}}, f"{NO_REFERENCE}; gates that can be used here: merge_change"),
         (_recipe(TIES), {"merge_difference": {"max": 0.1}}, "PEFT applies ties to the adapters' factors"),
+        (
+            _recipe(DEQUANTIZE),
+            {"merge_logits": {"max": 0.1}},
+            f"{LAYERS_ALONE}; gates that can be used here: merge_diff",
+        ),
         (_recipe(export="onnx"), {"merge_change": {"max": 0.1}}, "the recipe merges nothing"),
         (_recipe(MODELS, export="onnx"), {"merge_difference": {"max": 0.1}}, NO_REFERENCE),
     ],
@@ -168,4 +211,5 @@ def test_every_gate_that_is_offered_is_accepted():
     check_measurable(everything, Evaluation(), _recipe(LORA, export="onnx"))
     merging = {name: {"max": 1} for name, row in JUDGES.items() if row.part == "merge"}
     check_measurable(_policy(**merging), Evaluation(), _recipe(LORA))
+    check_measurable(_policy(merge_difference={"max": 1}), Evaluation(), _recipe(DEQUANTIZE))
     check_measurable(_policy(merge_change={"max": 1}), Evaluation(), _recipe(MODELS))
