@@ -7,9 +7,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
 
+import torch
+
 from compressors.adapter_config import LoraSettings
 from compressors.adapter_names import AdapterTensors
 from compressors.base_layout import BaseLayout, is_outside_layers
+from compressors.changes import Scratch
 from compressors.edits import Load
 from compressors.weight_files import StoredTensor
 from modelpress.errors import InvalidModel
@@ -26,6 +29,8 @@ class Fit:
     settings: LoraSettings
     base: BaseLayout
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    products: Scratch = field(default_factory=lambda: Scratch(torch.float32))
+    """Where the products of its factors are computed, one after the other."""
 
     def load(self, stored: StoredTensor) -> Load:
         return partial(self.tensors.load, stored.name)

@@ -45,6 +45,10 @@ class Scratch:
     def __init__(self, dtype: torch.dtype) -> None:
         self._block = self._memory = torch.empty(0, dtype=dtype)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._memory.dtype
+
     def take(self, shape: tuple[int, ...]) -> Tensor:
         if self._block.shape != shape:
             size = math.prod(shape)

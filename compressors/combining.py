@@ -31,7 +31,7 @@ from compressors.edits import (
     delta_rows,
     summed,
 )
-from compressors.streaming import row_blocks
+from compressors.rounding import row_blocks
 from compressors.task_vectors import Combination, combine, mask_seed
 from modelpress.errors import InternalError, InvalidModel
 from modelpress.merge_recipes import MergeLora

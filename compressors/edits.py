@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from compressors.changes import Scratch, wide
-from compressors.streaming import row_blocks
+from compressors.rounding import row_blocks
 
 Load = Callable[[], Tensor]
 """Reads one tensor of an adapter when it is needed."""
@@ -53,16 +53,26 @@ class LowRank(Additive):
     b: Load
     scaling: float
     rank: int
+    products: Scratch = field(default_factory=lambda: Scratch(torch.float32), compare=False, repr=False)
+    """Where B @ A is computed: one adapter's edits share it, and are worked on one after the other."""
 
     def deltas(self, stored: Tensor) -> RowsOf:
-        a, b = self.factors()
-        scratch = Scratch(b.dtype)
+        product = self.product()
+        scratch = Scratch(product.dtype)
 
         def rows(start: int, stop: int, base: Tensor) -> Tensor:
-            product = torch.mm(b[start:stop], a, out=scratch.take((stop - start, a.shape[1])))
-            return product.mul_(self.scaling).reshape(base.shape)
+            block = product[start:stop]
+            return torch.mul(block, self.scaling, out=scratch.take(block.shape)).reshape(base.shape)
 
         return rows
+
+    def product(self) -> Tensor:
+        """B @ A as a whole, [O, I * K...]: on some processors blocks of it have other last bits. It counts until the
+        adapter's next one is computed.
+        """
+        a, b = self.factors()
+        memory = self.products if self.products.dtype == b.dtype else Scratch(b.dtype)
+        return torch.mm(b, a, out=memory.take((b.shape[0], a.shape[1])))
 
     def factors(self) -> tuple[Tensor, Tensor]:
         """A [R, I * K...] and B [O, R] in FP32."""
@@ -78,8 +88,8 @@ class TransposedLowRank(LowRank):
     """
 
     def deltas(self, stored: Tensor) -> RowsOf:
-        a, b = self.factors()
-        return lambda start, stop, base: (b @ a[:, start:stop]).mul_(self.scaling).T
+        product = self.product()
+        return lambda start, stop, base: product[:, start:stop].T * self.scaling
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def _low_rank(fit: Fit, module: str, a: StoredTensor, b: StoredTensor) -> LowRan
     fit.check_shape(a, (rank, *inputs), f"rank {rank}, weight {list(shape)}")
     fit.check_shape(b, (outputs, rank, *[1] * (len(inputs) - 1)), f"rank {rank}, weight {list(shape)}")
     kind = TransposedLowRank if transposed else LowRank
-    return kind(fit.load(a), fit.load(b), fit.settings.scaling_of(target), rank)
+    return kind(fit.load(a), fit.load(b), fit.settings.scaling_of(target), rank, fit.products)
 
 
 def _refuse_groups(fit: Fit, module: str, a: StoredTensor, shape: tuple[int, ...]) -> None:

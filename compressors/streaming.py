@@ -15,43 +15,28 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from compressors.changes import Scratch, wide
 from compressors.output_plan import OutputFile, OutputPlan, OutputTensor, header_bytes
 from compressors.overlap import Pool, ahead, behind
+from compressors.rounding import Rounding, TensorRecord, row_blocks
 from compressors.stages import Monitor, Progress, StreamJob
-from compressors.weight_files import WeightFiles
+from compressors.weight_files import StoredTensor, WeightFiles
 from modelpress.digests import Digest
-from modelpress.errors import DataLoss, InvalidModel
+from modelpress.errors import DataLoss, InternalError
 from modelpress.manifests import FileEntry
 from modelpress.stored_folders import FileStream
 
 PIECE_BYTES = 1 << 20
 """What goes to the disk at once: it is hashed and written while the processor's cache holds it."""
-BLOCK_ELEMENTS = 1 << 17
-"""FP32 elements of a block of rows: a block and what becomes of it stay in the processor's cache."""
-LEAST_ROWS = 16
-"""A matrix product gives each element the same bits in blocks of so many rows as over all rows; not in one alone.
-Measured with MKL's kernels for AVX-512; those for older processors differ in the last bit of FP32 here and there."""
-WIDE_ROW = 1 << 18
-"""Elements above which a row is a block of its own."""
 DEPTH = 2
+WHOLE_TENSORS = 2
+"""Changing tensors in memory at once: one is worked on, one is read."""
 _PROGRESS = "merge.json"
-
-
-@dataclass(frozen=True)
-class TensorRecord:
-    """What became of a tensor: |W' - W| / |W| (Frobenius; |W'| where |W| is 0), and whether any byte changed.
-
-    `relative` is None for a tensor that the base does not have in this shape.
-    """
-
-    relative: float | None
-    changed: bool
 
 
 @dataclass
@@ -119,6 +104,17 @@ class _Piece:
     buffer: Tensor
 
 
+class _Whole:
+    """A tensor that changes, and its stored values until they are taken."""
+
+    def __init__(self, output: OutputTensor, stored: Tensor) -> None:
+        self.output = output
+        self._stored: list[Tensor] = [stored]
+
+    def take(self) -> Tensor:
+        return self._stored.pop()
+
+
 class _Shard:
     """One file on its way from store to store."""
 
@@ -129,39 +125,54 @@ class _Shard:
         buffers = (torch.empty(PIECE_BYTES, dtype=torch.uint8) for _ in range(2 * (DEPTH + 2)))
         self._pool = Pool(buffers)
         """Enough for two full lanes and one piece in the hands at each end."""
+        self._room: Pool[None] = Pool([None] * WHOLE_TENSORS)
+        self._written = 0
 
     def merge_into(self, outcome: MergeOutcome) -> None:
         records: dict[str, TensorRecord] = {}
         path = self._file.path
         with self._base.source.stream(path) as stream, self._job.sink.write(path) as write:
-
-            def consume(piece: _Piece) -> None:
-                write(_bytes_of(piece.data))
-                self._pool.give(piece.buffer)
-
             with (
-                behind(consume, depth=DEPTH) as put,
+                behind(partial(self._write, write), depth=DEPTH) as put,
                 closing(ahead(self._read(stream), depth=DEPTH)) as items,
                 self._pool,
+                self._room,
             ):
                 for item in items:
                     if isinstance(item, _Piece):
                         put(item)
                     else:
-                        records[item[0].name] = self._merge(*item, put)
+                        records[item.output.name] = self._merge(item, put)
+                        self._room.give(None)
+            self._check_size()
         outcome.tensors |= records
         outcome.files[path] = self._job.sink.entries[path]
 
-    def _merge(self, tensor: OutputTensor, stored: Tensor, put: Callable[[_Piece], None]) -> TensorRecord:
-        merging = _Merging(tensor, stored)
-        for start, stop in row_pieces(tensor):
+    def _write(self, write: Callable[[memoryview], None], piece: _Piece) -> None:
+        write(_bytes_of(piece.data))
+        self._written += piece.data.numel()
+        self._pool.give(piece.buffer)
+
+    def _check_size(self) -> None:
+        """The header promises so many bytes: a file with others would load nowhere."""
+        file = self._file
+        start = file.origin.data_start if file.keeps_header else len(header_bytes(file.tensors))
+        promised = start + sum(tensor.size_bytes for tensor in file.tensors)
+        if promised != self._written:
+            raise InternalError(f"{self._written} bytes were made for {file.path!r}, whose header says {promised}")
+
+    def _merge(self, whole: _Whole, put: Callable[[_Piece], None]) -> TensorRecord:
+        tensor = whole.output
+        rounding = Rounding(tensor, whole.take())
+        # half a piece or more at once, several blocks in each
+        for start, stop in row_blocks(tensor.shape, elements=PIECE_BYTES // (2 * tensor.dtype.itemsize)):
             rows = (stop - start, *tensor.shape[1:])
             piece = self._piece(math.prod(rows) * tensor.dtype.itemsize)
-            merging.round_into(piece.data.view(tensor.dtype).reshape(rows), start)
+            rounding.round_into(piece.data.view(tensor.dtype).reshape(rows), start)
             put(piece)
-        return merging.record()
+        return rounding.record()
 
-    def _read(self, stream: FileStream) -> Iterator[_Piece | tuple[OutputTensor, Tensor]]:
+    def _read(self, stream: FileStream) -> Iterator[_Piece | _Whole]:
         """The file's tensors in their order: pieces of those that stay, whole ones of those that change."""
         origin = self._file.origin
         head = bytearray(origin.data_start)
@@ -173,14 +184,16 @@ class _Shard:
             if tensor is not None and tensor.is_copy:
                 yield from self._streamed(stream, stored.size_bytes)
                 continue
-            whole = torch.empty(stored.size_bytes, dtype=torch.uint8)
-            stream.read_into(_bytes_of(whole))
-            if tensor is not None:
-                yield tensor, whole.view(stored.dtype).reshape(stored.shape or (1,))
+            if tensor is None:
+                self._skip(stream, stored.size_bytes)
+                continue
+            self._room.take()
+            yield _Whole(tensor, _read_whole(stream, stored))
         stream.finish()
         for tensor in self._file.tensors:
             if tensor.name not in here:
-                yield tensor, self._from_elsewhere(tensor)
+                self._room.take()
+                yield _Whole(tensor, self._from_elsewhere(tensor))
 
     def _from_elsewhere(self, tensor: OutputTensor) -> Tensor:
         """What a new tensor begins with: one that is stored under another name, verified first, or nothing."""
@@ -196,6 +209,11 @@ class _Shard:
             size -= piece.data.numel()
             yield piece
 
+    def _skip(self, stream: FileStream, size: int) -> None:
+        """Read, and thereby verify, what the output does not have."""
+        for piece in self._streamed(stream, size):
+            self._pool.give(piece.buffer)
+
     def _copied(self, data: bytes) -> Iterator[_Piece]:
         for start in range(0, len(data), PIECE_BYTES):
             part = data[start : start + PIECE_BYTES]
@@ -208,102 +226,10 @@ class _Shard:
         return _Piece(buffer[:size] if size <= PIECE_BYTES else torch.empty(size, dtype=torch.uint8), buffer)
 
 
-class _Merging:
-    """One tensor that changes: rounded block of rows by block of rows, and how far it has moved."""
-
-    def __init__(self, tensor: OutputTensor, stored: Tensor) -> None:
-        if tensor.change is None:
-            raise ValueError(f"{tensor.name} does not change")
-        self._tensor = tensor
-        base = stored if tensor.decode is None else tensor.decode(stored)
-        self.rows = tensor.change.begin(base)
-        comparable = tuple(base.shape) == (tensor.shape or (1,)) and base.is_floating_point()
-        self._before = base if comparable else None
-        before, after = (wide(torch.empty(0, dtype=dtype)).dtype for dtype in (base.dtype, tensor.dtype))
-        self._before_block, self._after_block = Scratch(before), Scratch(torch.promote_types(before, after))
-        self._moved = self._norm = 0.0
-        self._same_bytes = comparable and base.dtype == tensor.dtype and tensor.decode is None
-
-    def round_into(self, rounded: Tensor, first: int) -> None:
-        """Merge the rows from `first` on and round them, once, into `rounded`: block by block."""
-        for start, stop in row_blocks(tuple(rounded.shape)):
-            merged = self.rows(first + start, first + stop)
-            block = rounded[start:stop].copy_(merged)
-            self._measure(block, merged, None if self._before is None else self._before[first + start : first + stop])
-
-    def _measure(self, rounded: Tensor, merged: Tensor, stored: Tensor | None) -> None:
-        if stored is None:
-            self._add(sum_of_squares(wide(rounded)), merged)
-            return
-        before = self._before_block.copy(stored)
-        after = self._after_block.copy(rounded)
-        self._norm += sum_of_squares(before)
-        self._add(sum_of_squares(torch.sub(after, before, out=self._after_block.take(after.shape))), merged)
-        self._same_bytes = self._same_bytes and same_bytes(rounded, stored)
-
-    def record(self) -> TensorRecord:
-        if self._before is None:
-            return TensorRecord(None, changed=True)
-        return TensorRecord(math.sqrt(self._moved) / (math.sqrt(self._norm) or 1.0), not self._same_bytes)
-
-    def _add(self, moved: float, merged: Tensor) -> None:
-        if not math.isfinite(moved):
-            self._refuse(merged)
-        self._moved += moved
-
-    def _refuse(self, merged: Tensor) -> None:
-        name, dtype = self._tensor.name, str(self._tensor.dtype).removeprefix("torch.")
-        largest = float(merged.abs().max())
-        if math.isfinite(largest):
-            raise InvalidModel(
-                f"tensor {name!r} has the merged value {largest:g}, which {dtype} cannot hold: set the stage's "
-                "output_dtype to float32 or bfloat16",
-                reason="OVERFLOW",
-                field=name,
-            )
-        raise InvalidModel(
-            f"tensor {name!r} of the merged model holds NaN or infinite values: an adapter's weights, alpha or weight "
-            "are too large, or it is damaged",
-            reason="NON_FINITE",
-            field=name,
-        )
-
-
-def row_blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """[start, stop) of blocks of rows that cover a tensor of this shape: of about BLOCK_ELEMENTS values, of at least
-    LEAST_ROWS rows where the tensor has as many, one row where a row is wide.
-    """
-    return _row_runs(shape, BLOCK_ELEMENTS)
-
-
-def row_pieces(tensor: OutputTensor) -> Iterator[tuple[int, int]]:
-    """The same with several blocks in each: what is written at once, half a piece or more."""
-    return _row_runs(tensor.shape, PIECE_BYTES // (2 * tensor.dtype.itemsize))
-
-
-def _row_runs(shape: tuple[int, ...], elements: int) -> Iterator[tuple[int, int]]:
-    rows = shape[0] if shape else 1
-    width = max(1, math.prod(shape[1:]))
-    step = 1 if width > WIDE_ROW else max(LEAST_ROWS, elements // width)
-    start = 0
-    while start < rows:
-        stop = rows if rows - start < 2 * step else start + step
-        yield start, stop
-        start = stop
-
-
-def sum_of_squares(block: Tensor) -> float:
-    """In the block's own precision; in FP64 where that overflows. NaN and infinity stay what they are."""
-    flat = block.reshape(-1)
-    total = float(torch.dot(flat, flat))
-    if math.isfinite(total):
-        return total
-    wider = flat.double()
-    return float(torch.dot(wider, wider))
-
-
-def same_bytes(left: Tensor, right: Tensor) -> bool:
-    return torch.equal(left.contiguous().view(-1).view(torch.uint8), right.contiguous().view(-1).view(torch.uint8))
+def _read_whole(stream: FileStream, stored: StoredTensor) -> Tensor:
+    data = torch.empty(stored.size_bytes, dtype=torch.uint8)
+    stream.read_into(_bytes_of(data))
+    return data.view(stored.dtype).reshape(stored.shape or (1,))
 
 
 def _bytes_of(data: Tensor) -> memoryview:

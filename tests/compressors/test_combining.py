@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compressors.streaming import BLOCK_ELEMENTS
+from compressors.rounding import BLOCK_ELEMENTS
 from tests.compressors.lora_merges import (
     PREFIX,
     QUERY,

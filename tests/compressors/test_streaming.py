@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
-from compressors import streaming
-from compressors.changes import Unchanged
+from compressors import rounding, streaming
+from compressors.changes import Rows, Unchanged
 from compressors.weight_files import WeightFiles
+from modelpress.errors import InternalError
 from service.storage.stored_folders import StoreSink
 from tests.compressors.stored_models import same
 from tests.compressors.streams import CHANGES, EXPECTED, SHARDS, TENSORS, Doubled, Table
@@ -53,7 +55,7 @@ def test_files_that_change_nothing_are_kept_unread(table: Table) -> None:
 @pytest.mark.parametrize("block", [1, 64, 1 << 18])
 def test_neither_pieces_nor_blocks_change_a_byte(piece: int, block: int, table: Table, monkeypatch) -> None:
     monkeypatch.setattr(streaming, "PIECE_BYTES", piece)
-    monkeypatch.setattr(streaming, "BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(rounding, "BLOCK_ELEMENTS", block)
     sink = StoreSink(table.store)
 
     table.merge(sink)
@@ -71,3 +73,18 @@ def test_no_read_asks_for_more_than_one_tensor_that_changes(table: Table, monkey
     whole = {TENSORS[name].nbytes for name in ("c.weight", "e.ids")}
     assert {size for size in table.base.reads if size > 32} - headers == whole
     assert sum(table.base.reads) == sum(table.base.files[path].size_bytes for path in table.base.streamed)
+
+
+class TooFew:
+    """A change that gives one row, whatever it is asked for: copying alone would repeat it."""
+
+    def begin(self, stored: Tensor) -> Rows:
+        return lambda start, stop: stored[start : start + 1].float()
+
+
+def test_a_change_with_other_rows_than_its_tensor_is_our_fault_and_leaves_nothing(table: Table) -> None:
+    sink = StoreSink(table.store)
+    with pytest.raises(InternalError, match=r"c\.weight"):
+        table.merge(sink, {"c.weight": TooFew()})
+
+    assert WeightFiles.read(table.base).tensors["c.weight"].path not in sink.entries
