@@ -56,15 +56,15 @@ class NamedSource:
 
 @dataclass(frozen=True)
 class StreamJob:
-    """One streaming stage's inputs and output. `threads` compute; reading and writing have their own."""
+    """One streaming stage's inputs and output. One thread computes, on the CPU whatever the device: a merge waits for the
+    disk and for hashes, and reading and writing have the other cores.
+    """
 
     base: Source
     sink: Sink
     seed: int
     merged: tuple[NamedSource, ...] = ()
     """The adapters or models of the stage, in its order."""
-    device: str = "cpu"
-    threads: int = 1
 
 
 @dataclass(frozen=True)

@@ -62,8 +62,6 @@ def _stream(compressor: StreamingCompressor, task: Task) -> TaskResult:
         sink=task.sink,
         seed=task.step.seed,
         merged=tuple(NamedSource(name, task.stored[role], weight) for name, role, weight in _merged(stage, task)),
-        device=task.device,
-        threads=task.threads,
     )
     return _noted(partial(compressor.run, stage, job, task.monitor))
 
