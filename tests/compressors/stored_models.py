@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compressors import merge_models
 from compressors.stages import Monitor, NamedSource, SilentMonitor, StreamJob
-from modelpress.recipes import MergeModels
+from modelpress.merge_recipes import MergeModels
 from modelpress.reports import StageRecord
 from service.storage.store import ContentStore
 from service.storage.stored_folders import StoredFolder, StoreSink

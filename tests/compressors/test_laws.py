@@ -17,7 +17,8 @@ from compressors.folders import companion_files, load_model
 from compressors.registry import COMPRESSORS, STREAMING
 from compressors.stages import Data, Job, NamedSource, SilentMonitor, StreamJob
 from modelpress.manifests import Manifest, scan_folder
-from modelpress.recipes import Export, MergeLora, MergeModels, Prune, Quantize, Recover
+from modelpress.merge_recipes import MergeLora, MergeModels
+from modelpress.recipes import Export, Prune, Quantize, Recover
 from modelpress.reports import StageRecord
 from service.storage.store import ContentStore
 from service.storage.stored_folders import StoredFolder, StoreSink
