@@ -17,8 +17,8 @@ PART = re.compile(
     r"(?P<factor>lora_A\.weight|lora_B\.(weight|bias)|lora_embedding_[AB]|lora_magnitude_vector)((?<=_vector)\.weight)?"
     r"|token_adapter\.trainable_tokens_delta|(token_adapter\.)?base_layer\.(?P<base>weight|bias))"
 )
-"""A LoRA's own tensors, by their name in the model: a `factor`, the `base`'s weight or bias saved along, or trained rows
-of an embedding. `level` counts the adapters on one module, of which `target_parameters` makes several."""
+"""A LoRA's own tensors, by their name in the model: a `factor`, the `base`'s weight or bias saved along, or trained
+rows of an embedding. `level` counts the adapters on one module, of which `target_parameters` makes several."""
 _WRAPPED_PREFIX = re.compile(r"((_orig_mod|_fsdp_wrapped_module|module)\.)*base_model\.model\.")
 _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module)\.")
 """Names that torch.compile and FSDP put between a model's own: no module of a model is called so."""

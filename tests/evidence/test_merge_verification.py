@@ -57,6 +57,8 @@ def test_what_a_merge_was_not_given_is_an_empty_document(merged):
         (lambda r: r["merge"].update(byte_identical=900), "merge.byte_identical is 900"),
         (lambda r: r["merge"].update(reference=""), "a reference that it does not name"),
         (lambda r: r["merge"].update(layers=0), "comes from 0 layers"),
+        (lambda r: r["merge"].update(over_memory_limit=1), "gives INCONCLUSIVE"),
+        (lambda r: r["merge"].update(not_compared={f"layer {i}": "why" for i in range(155)}), "gives INCONCLUSIVE"),
         (lambda r: r.update(merge=None), "nothing was measured"),
         (lambda r: r["stages"].clear(), "no stage that merges"),
         (lambda r: r["stages"][0]["details"].update(tensors_byte_identical=-1), "record of merge_lora"),

@@ -50,7 +50,7 @@ def test_health_reflection_and_capabilities_answer(wire: Any) -> None:
     assert {"modelpress.v1.Artifacts", "modelpress.v1.Capabilities", "grpc.health.v1.Health"} <= names
     able = wire.capabilities.GetCapabilities(capabilities_pb2.GetCapabilitiesRequest())
     assert {"merge_lora", "prune", "recover", "quantize", "export"} <= set(able.methods)
-    assert list(able.formats) == ["onnx"] and "text-classification" in able.tasks
+    assert list(able.formats) == ["onnx", "safetensors"] and "text-classification" in able.tasks
     assert list(able.devices) == list(able.runtimes) == []  # this server has no workers that could tell
     assert "bert" in able.families and able.max_chunk_bytes == 2 << 20
     assert able.development_key and able.public_key_pem.startswith("-----BEGIN PUBLIC KEY-----")
