@@ -26,13 +26,11 @@ from compressors.edits import (
     RowsOf,
     Shift,
     TokenRows,
-    Weighted,
-    WeightedSum,
     delta_rows,
-    summed,
 )
 from compressors.rounding import row_blocks
 from compressors.task_vectors import Combination, combine, mask_seed
+from compressors.weighted_sum import Weighted, WeightedSum, summed
 from modelpress.errors import InternalError, InvalidModel
 from modelpress.merge_recipes import MergeLora
 

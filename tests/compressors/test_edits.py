@@ -19,11 +19,11 @@ from compressors.edits import (
     Shift,
     TokenRows,
     TransposedLowRank,
-    WeightedSum,
     delta_rows,
     lora_factors,
     result_rows,
 )
+from compressors.weighted_sum import WeightedSum
 
 O, I, R, E, K = 7, 5, 3, 4, 2  # noqa: E741 - outputs, inputs, rank, experts, kernel
 
