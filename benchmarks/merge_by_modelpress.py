@@ -25,7 +25,7 @@ def main(root: str, base: str, adapter: str, threads: str) -> None:
     store = ContentStore(root, scratch=Path(root) / "scratch")
     model, lora = (StoredFolder(store.manifest(Digest(digest)), store) for digest in (base, adapter))
     sink = StoreSink(store)
-    job = StreamJob(base=model, sink=sink, seed=0, merged=(NamedSource("lora", lora),), threads=int(threads))
+    job = StreamJob(base=model, sink=sink, seed=0, merged=(NamedSource("lora", lora),))
     run(MergeLora(), job, SilentMonitor())
     say(begun, digest=str(sink.finish().digest))
 

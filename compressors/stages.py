@@ -56,8 +56,8 @@ class NamedSource:
 
 @dataclass(frozen=True)
 class StreamJob:
-    """One streaming stage's inputs and output. One thread computes, on the CPU whatever the device: a merge waits for the
-    disk and for hashes, and reading and writing have the other cores.
+    """One streaming stage's inputs and output. One thread computes, on the CPU whatever the device: a merge waits for
+    the disk and for hashes, and reading and writing have the other cores.
     """
 
     base: Source
