@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from compressors import rounding
+from compressors import rounding, streaming
 from tests.compressors.lora_merges import (
     PREFIX,
     QUERY,
@@ -96,6 +96,7 @@ def test_an_fp64_tensor_keeps_its_precision(bases: Bases, bench: Bench, tmp_path
 def test_blocks_of_rows_give_the_bits_of_the_whole(bases: Bases, bench: Bench, tmp_path: Path, monkeypatch) -> None:
     """A tensor of many blocks, and of a number of rows that no block divides."""
     monkeypatch.setattr(rounding, "BLOCK_ELEMENTS", 1 << 10)
+    monkeypatch.setattr(streaming, "PIECE_BYTES", 1 << 12)
     rows, columns = 87, 24
     base = tmp_path / "base"
     base.mkdir()
