@@ -32,7 +32,7 @@ from modelpress.errors import InternalError
 from modelpress.recipes import Export
 from modelpress.reports import StageRecord
 
-VERSION = 2
+VERSION = 3
 MODEL_FILE = "model.onnx"
 DATA_FILE = "model.onnx.data"
 MAX_FILE_BYTES = 2_000_000_000

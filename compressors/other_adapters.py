@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from torch import Tensor
 
@@ -14,6 +15,7 @@ from compressors.adapters import Adapter
 from compressors.base_layout import BaseLayout
 from compressors.changes import Change
 from compressors.edits import Edit, Replacement, Rewriting, RowsOf
+from compressors.model_layouts import is_loaded, layer_count
 from compressors.peft_kinds import read_other_kind
 from compressors.stages import NamedSource
 from compressors.weight_files import StoredTensor, WeightFiles
@@ -31,6 +33,21 @@ class ByPeft(Rewriting):
         return lambda start, stop, base: rows(start, stop)
 
 
+@dataclass(frozen=True)
+class _Loaded:
+    """The base without tensors of layers that the loaded model does not have, and no adapter has tensors for."""
+
+    layout: BaseLayout
+
+    @cached_property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        layers = layer_count(self.layout.config)
+        return {name: stored for name, stored in self.layout.tensors.items() if is_loaded(name, layers)}
+
+    def load(self, name: str) -> Tensor:
+        return self.layout.files.load(name)
+
+
 def read_other_adapter(source: NamedSource, settings: OtherSettings, layout: BaseLayout) -> Adapter:
     """Read an adapter that is not LoRA; InvalidModel names the tensor that does not fit, and both shapes.
 
@@ -41,7 +58,7 @@ def read_other_adapter(source: NamedSource, settings: OtherSettings, layout: Bas
         for file in folder.files:
             folder.source.verify(file.path)
     conv1d = {name.removesuffix(".weight") for name in layout.tensors if layout.is_conv1d(name.removesuffix(".weight"))}
-    other = read_other_kind(settings.config, files, base=layout.files, layouts=dict.fromkeys(conv1d, "Conv1D"))
+    other = read_other_kind(settings.config, files, base=_Loaded(layout), layouts=dict.fromkeys(conv1d, "Conv1D"))
     edits: dict[str, Edit] = {name: ByPeft(change) for name, change in other.changes.items()}
     saved = {_target(key): files.tensors[key] for key in other.leftovers}
     for target, stored in saved.items():

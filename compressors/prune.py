@@ -26,7 +26,7 @@ from modelpress.errors import InternalError, InvalidModel, InvalidRecipe
 from modelpress.recipes import Prune
 from modelpress.reports import StageRecord
 
-VERSION = 2
+VERSION = 3
 MAX_RELOAD_DIFFERENCE = 1e-5
 
 

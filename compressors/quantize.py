@@ -28,7 +28,7 @@ from modelpress.errors import InvalidRecipe
 from modelpress.recipes import Quantize
 from modelpress.reports import StageRecord
 
-VERSION = 2
+VERSION = 3
 CALIBRATION_BATCH_SIZE = 32
 
 

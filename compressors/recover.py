@@ -16,7 +16,7 @@ from modelpress.errors import FailedPrecondition, InvalidRecipe
 from modelpress.recipes import Recover
 from modelpress.reports import StageRecord
 
-VERSION = 2
+VERSION = 3
 
 
 def run(arguments: Recover, job: Job, monitor: Monitor) -> StageRecord:

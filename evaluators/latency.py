@@ -25,7 +25,7 @@ from modelpress.gate_judges import SPEED_CONFIDENCE
 from modelpress.intervals import median_interval
 from modelpress.reports import LatencyRow
 
-VERSION = 1
+VERSION = 2
 
 Progress = Callable[[int, int], None]
 """Called with shapes done and shapes in all."""

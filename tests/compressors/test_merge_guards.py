@@ -189,3 +189,17 @@ def test_a_base_of_another_kind_is_verified_before_it_is_read(bases: Bases, benc
 
     with pytest.raises(DataLoss):
         bench.merge(bases.folder("llama"), adapter)
+
+
+def test_other_kinds_ask_nothing_of_layers_that_are_not_loaded(bases: Bases, bench: Bench, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    for file in bases.folder("llama").iterdir():
+        (base / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(base / "model.safetensors")
+    extra = "model.layers.2.self_attn.k_proj.weight"
+    tensors[extra] = tensors["model.layers.0.self_attn.k_proj.weight"].clone()
+    save_file(tensors, base / "model.safetensors")
+    merged = bench.merge(base, ia3(bases, tmp_path / "one"))
+
+    assert extra not in merged.record.touched and torch.equal(merged.tensors[extra], tensors[extra])
