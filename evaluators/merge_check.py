@@ -17,19 +17,12 @@ from typing import Any
 
 import peft
 
+from evaluators.adapter_files import CheckedAdapter, as_peft_reads
 from evaluators.architectures import StoredParameters, empty_model, match_vocabulary
 from evaluators.bitsandbytes_weights import DequantizedWeights
 from evaluators.layer_comparison import CheckSetting, LayerComparison, LayerDifferences
 from evaluators.logit_comparison import check_memory, combine_all, compare_logits, load, token_rows
-from evaluators.peft_adapters import (
-    CANNOT,
-    Adapter,
-    CheckedAdapter,
-    attach,
-    attach_empty,
-    one_line,
-    read_adapters,
-)
+from evaluators.peft_adapters import CANNOT, Adapter, attach, attach_empty, one_line, read_adapters
 from evaluators.stored_weights import NotComparable, StoredWeights
 from modelpress.merge_recipes import LAYERS_ALONE, MergeLora
 from modelpress.merge_reports import LogitComparison
@@ -65,18 +58,8 @@ def check_merge(
     base: a tensor of another shape, or outputs that are no numbers.
     """
     base, merged = StoredWeights.open(models.base.source), StoredWeights.open(models.merged.source)
-    logits, missing = None, ""
-    try:
-        check = _Check(models, base, merged, adapters, arguments, setting)
-        check.refuse_without_reference()
-        layers = check.layers()
-    except (NotComparable, *CANNOT) as reason:
-        layers, missing = LayerDifferences(not_compared={"*": one_line(reason)}), one_line(reason)
-    else:
-        try:
-            logits = check.logits()
-        except (NotComparable, *CANNOT) as reason:
-            missing = one_line(reason)
+    with as_peft_reads(adapters) as readable:
+        layers, logits, missing = _compared(_Check(models, base, merged, readable, arguments, setting))
     worst = max(layers.found, key=layers.found.__getitem__, default="")
     return {
         "reference": f"peft {peft.__version__}",
@@ -88,6 +71,19 @@ def check_merge(
         "logits": logits and logits.model_dump(mode="json"),
         "logits_missing": missing,
     }
+
+
+def _compared(check: _Check) -> tuple[LayerDifferences, LogitComparison | None, str]:
+    """Layers and logits, and why there are no logits."""
+    try:
+        check.refuse_without_reference()
+        layers = check.layers()
+    except (NotComparable, *CANNOT) as reason:
+        return LayerDifferences(not_compared={"*": one_line(reason)}), None, one_line(reason)
+    try:
+        return layers, check.logits(), ""
+    except (NotComparable, *CANNOT) as reason:
+        return layers, None, one_line(reason)
 
 
 @dataclass(frozen=True)

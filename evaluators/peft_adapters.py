@@ -20,11 +20,11 @@ from peft.tuners._buffer_dict import BufferDict
 from peft.tuners.lora.layer import LoraLayer, ParamWrapper
 from torch import Tensor, nn
 
+from evaluators.adapter_files import WEIGHTS, CheckedAdapter
 from evaluators.stored_weights import NotComparable
 from modelpress.errors import InvalidModel
 from modelpress.merge_recipes import MergeLora
 
-WEIGHTS = "adapter_model.safetensors"
 CANNOT = (
     *(ValueError, TypeError, RuntimeError, LookupError, AttributeError, ImportError, ArithmeticError, AssertionError),
     *(re.error, StrictDataclassError),
@@ -35,15 +35,6 @@ FROM_BASE = re.compile(r"pissa|olora")
 """Initialisations that take a part out of the base again whenever the adapter is loaded."""
 FROM_TRAINING = re.compile(r"pissa_niter_\d+|corda|loftq|lora_ga|mica")
 """Initialisations that depend on chance or on training data."""
-
-
-@dataclass(frozen=True)
-class CheckedAdapter:
-    """A PEFT adapter folder, its name in the request and its weight in the merge."""
-
-    name: str
-    folder: Path
-    weight: float
 
 
 @dataclass(frozen=True)
