@@ -1,7 +1,8 @@
 """Adapter folders in the form that PEFT itself reads: one file, and no names but PEFT's own.
 
-PEFT passes over tensors whose names begin otherwise, and it reads no shards. Training wrappers leave their names in what
-is saved through them (DistributedDataParallel, torch.compile, FSDP), and transformers writes large adapters in shards.
+PEFT passes over tensors whose names begin otherwise, and it reads no shards. Training wrappers leave their names in
+what is saved through them (DistributedDataParallel, torch.compile, FSDP), and transformers writes large adapters in
+shards.
 """
 
 from __future__ import annotations
