@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from modelpress.documents import Document
@@ -60,7 +61,13 @@ def expressions(settings: Targeting, patterns: Mapping[str, Iterable[str]]) -> I
 
 def matching_key(patterns: Mapping[str, Any], target: str) -> str:
     """The first pattern that matches the end of the target's name, as PEFT looks up ranks and alphas."""
-    return next((key for key in patterns if re.match(_ending(key), target)), target)
+    return next((key for key in patterns if _compiled(_ending(key)).match(target)), target)
+
+
+@lru_cache(maxsize=1 << 16)
+def _compiled(expression: str) -> re.Pattern[str]:
+    """An adapter with a rank for every layer has thousands: `re` itself keeps 512, and compiles more every time."""
+    return re.compile(expression)
 
 
 def _ending(key: str) -> str:

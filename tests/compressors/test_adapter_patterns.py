@@ -75,3 +75,11 @@ def test_a_word_is_no_truth_value(field: str, value: object) -> None:
 def test_a_text_is_no_number(field: str, value: object) -> None:
     with pytest.raises(InvalidModel, match=field):
         read(**{field: value})
+
+
+def test_a_rank_of_its_own_for_each_of_many_layers_is_found() -> None:
+    """More than `re` keeps compiled: each lookup compiled every pattern again, a minute for a thousand layers."""
+    modules = [f"model.layers.{i}.self_attn.q_proj" for i in range(700)]
+    settings = read(rank_pattern={module: 1 + i for i, module in enumerate(modules)}, layers_to_transform=None)
+
+    assert [settings.rank_of(module) for module in modules] == list(range(1, 701))
