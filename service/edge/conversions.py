@@ -29,11 +29,13 @@ from service.edge.names import resource_id
 from service.edge.paging import make_token, page_size, read_token
 from service.fit import Facts
 from service.identity import Caller, current_caller
+from service.intake import INSPECTION, INSPECTORS, inspect_artifact
 from service.preflight import Capabilities, preflight
 from service.requests import ConversionRequest
 from service.state.artifacts import ArtifactRepository
 from service.state.conversions import Conversion, Conversions, Filter, NewConversion
 from service.state.events import Journal
+from service.storage.store import ContentStore
 from service.threads import Threads
 
 MAX_PAGE_BYTES = 3 << 20
@@ -52,6 +54,7 @@ class ConversionParts:
     journal: Journal
     dispatcher: Dispatcher
     artifacts: ArtifactRepository
+    store: ContentStore
     capabilities: Capabilities
     threads: Threads
 
@@ -134,9 +137,18 @@ class ConversionsServicer(rpc.ConversionsServicer):
         facts: dict[Digest, Facts] = {}
         for digest in request.artifacts:
             try:
-                facts[digest] = self._parts.artifacts.get(tenant, digest).facts
+                facts[digest] = self._current_facts(tenant, digest)
             except NotFound:
                 continue  # the preflight says which field names it
+        return facts
+
+    def _current_facts(self, tenant: str, digest: Digest) -> Facts:
+        """Read anew where an older release read them; raises what CreateArtifact would, if it refuses them now."""
+        artifact = self._parts.artifacts.get(tenant, digest)
+        if artifact.kind not in INSPECTORS or artifact.facts.get("inspection") == INSPECTION:
+            return artifact.facts
+        facts = inspect_artifact(artifact.kind, artifact.manifest, self._parts.store)
+        self._parts.artifacts.replace_facts(tenant, digest, facts)
         return facts
 
     def _list(self, tenant: str, request: pb.ListConversionsRequest) -> pb.ListConversionsResponse:

@@ -41,7 +41,8 @@ def conversions_servicer(foundation: Foundation, dispatcher: Dispatcher) -> Conv
     """Made apart from the others, because its watchers are told when the server drains."""
     repository = ArtifactRepository(foundation.journal.engine)
     able = describe(foundation.config, foundation.signer)
-    return ConversionsServicer(ConversionParts(foundation.journal, dispatcher, repository, able, foundation.threads))
+    parts = ConversionParts(foundation.journal, dispatcher, repository, foundation.store, able, foundation.threads)
+    return ConversionsServicer(parts)
 
 
 def _worker_facts(dispatcher: Dispatcher) -> WorkerFacts | None:

@@ -19,7 +19,10 @@ from service.intake.folder import Folder
 from service.intake.models import inspect_model
 from service.storage.store import ContentStore
 
-__all__ = ["inspect_artifact"]
+__all__ = ["INSPECTION", "INSPECTORS", "inspect_artifact"]
+
+INSPECTION = 2
+"""Raised whenever facts change what they hold: older ones are made anew when they are next needed."""
 
 INSPECTORS: Mapping[ArtifactKind, Callable[[Folder], dict[str, Any]]] = {
     ArtifactKind.MODEL: inspect_model,
@@ -37,4 +40,4 @@ def inspect_artifact(kind: ArtifactKind, manifest: Manifest, store: ContentStore
         known = ", ".join(known.name for known in INSPECTORS)
         raise InvalidRequest(f"kind {kind.name} is not made by callers: use one of {known}", field="kind")
     facts = INSPECTORS[kind](Folder(manifest, store))
-    return {"kind": kind.value, "size_bytes": manifest.size_bytes, **facts}
+    return {"kind": kind.value, "inspection": INSPECTION, "size_bytes": manifest.size_bytes, **facts}

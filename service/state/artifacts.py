@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Engine, RowMapping, Table, and_, or_, select
+from sqlalchemy import Connection, Engine, RowMapping, Table, and_, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from modelpress.digests import Digest
@@ -80,6 +80,12 @@ class ArtifactRepository:
             )
         manifest = Manifest.from_json(row["manifest"])
         return Artifact(ArtifactKind(row["kind"]), manifest, row["facts"], row["created"])
+
+    def replace_facts(self, tenant: str, digest: Digest, facts: Mapping[str, Any]) -> None:
+        """What a newer release reads from the same files."""
+        query = update(artifacts).where(artifacts.c.tenant == tenant, artifacts.c.digest == str(digest))
+        with self._engine.begin() as connection:
+            connection.execute(query.values(facts=dict(facts)))
 
     def page(
         self, tenant: str, *, kind: ArtifactKind | None, after: tuple[float, str] | None, limit: int

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -10,6 +13,7 @@ import pytest
 
 from modelpress.v1 import artifacts_pb2
 from modelpress.v1 import conversions_pb2 as pb
+from service.intake import INSPECTION
 from tests.service.intake.tiny import (
     LLAMA,
     encode,
@@ -171,3 +175,18 @@ def test_an_adapter_that_is_not_whole_is_no_artifact(
     refused = wire.refused(lambda: adapter(wire, tensors, **config))
     assert (refused.code, refused.reason) == (CODE.INVALID_ARGUMENT, reason)
     assert mentions in refused.message
+
+
+def test_facts_that_an_older_release_read_are_read_anew(start_server: Any, call: Any, tmp_path: Path) -> None:
+    running = start_server(tmp_path / "data")
+    wire = call(running)
+    base, lora = model(wire), adapter(wire)
+    database = sqlite3.connect(tmp_path / "data" / "modelpress.sqlite", timeout=30)
+    with database:
+        database.execute("UPDATE artifacts SET facts = '{\"kind\": \"model\"}' WHERE digest = ?", (base.split("/")[1],))
+    estimate = wire.conversions.CreateConversion(request(LORA, base=base, adapters=merged(wire, lora))).estimate
+
+    assert estimate.parameters == sum(tensor.size for tensor in llama_tensors().values())
+    ((facts,),) = database.execute("SELECT facts FROM artifacts WHERE digest = ?", (base.split("/")[1],)).fetchall()
+    assert json.loads(facts)["inspection"] == INSPECTION
+    database.close()
