@@ -88,7 +88,8 @@ class BaseLayout:
     @cached_property
     def vocabulary(self) -> int | None:
         """Tokens, as the config says."""
-        size = self.config.get("vocab_size", (self.config.get("text_config") or {}).get("vocab_size"))
+        text = self.config.get("text_config")
+        size = self.config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
         return size if type(size) is int else None
 
     @cached_property
@@ -123,14 +124,15 @@ class BaseLayout:
         """transformers' class of the model; None where it has none of that name for this type. No model is made."""
         from transformers.models.auto import modeling_auto
 
-        names = self.config.get("architectures") or [None]
+        names = self.config.get("architectures")
+        first = names[0] if isinstance(names, list) and names else None
         known = {
             name
             for table, entries in vars(modeling_auto).items()
             if table.endswith("_MAPPING_NAMES")
             for name in _as_tuple(entries.get(self.model_type))
         }
-        return _transformers_class(names[0]) if names[0] in known else None
+        return _transformers_class(first) if isinstance(first, str) and first in known else None
 
     @cached_property
     def classifier_class(self) -> Any:

@@ -12,6 +12,7 @@ import torch
 
 from compressors.adapters import Adapter
 from compressors.base_layout import BaseLayout, is_outside_layers
+from compressors.folders import LOADING_ERRORS
 from modelpress.errors import InvalidModel
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -26,11 +27,20 @@ def label_fields(labels: Sequence[str]) -> dict[str, dict[str, int] | dict[str, 
 
 
 def missing_parameters(layout: BaseLayout, labels: Sequence[str]) -> Shapes:
-    """What the base's classifier of these labels has beside the base's own tensors, outside its layers."""
+    """What the base's classifier of these labels has beside the base's own tensors, outside its layers.
+
+    InvalidModel where transformers can make no model of the base's config.
+    """
     kind = layout.classifier_class
-    config = kind.config_class.from_dict({**layout.config, **label_fields(labels)})
-    with torch.device("meta"):
-        parameters = kind(config).state_dict()
+    try:
+        config = kind.config_class.from_dict({**layout.config, **label_fields(labels)})
+        with torch.device("meta"):
+            parameters = kind(config).state_dict()
+    except (*LOADING_ERRORS, ArithmeticError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InvalidModel(
+            f"no {kind.__name__} can be made of the base's config.json: {reason}; correct it", field="config.json"
+        ) from None
     return {
         name: tuple(tensor.shape)
         for name, tensor in parameters.items()

@@ -105,7 +105,14 @@ def test_what_a_config_leaves_out_is_its_class_default(bases: Bases, bench: Benc
     assert BaseLayout(config, WeightFiles.read(source)).tied == {"lm_head.weight": "transformer.wte.weight"}
 
 
-@pytest.mark.parametrize("architectures", [None, [], ["NoSuchModel"], ["BertModel"], ["PreTrainedTokenizer"]])
+@pytest.mark.parametrize(
+    "architectures",
+    [
+        *(None, [], ["NoSuchModel"], ["BertModel"], ["PreTrainedTokenizer"]),
+        *("LlamaForCausalLM", 5, {"a": 1}, [["LlamaForCausalLM"]], [None], [5]),
+    ],
+    ids=str,
+)
 def test_a_class_that_is_not_of_the_type_is_none(architectures: object, bases: Bases, bench: Bench) -> None:
     told = layout(bases, bench, "tied", architectures=architectures)
 

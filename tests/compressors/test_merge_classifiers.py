@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,27 @@ def test_a_head_of_another_task_is_refused(task: str, bases: Bases, bench: Bench
     message = bench.refused(bases.folder("llama"), adapter, labels=LABELS).message
 
     assert all(mention in message for mention in ("task_type", task, "base")), message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("vocab_size", "64"), ("num_hidden_layers", "two"), ("num_attention_heads", 0), ("intermediate_size", -1)),
+        *(("pad_token_id", 10**9), ("rope_parameters", "x"), ("text_config", [1]), ("tie_word_embeddings", None)),
+    ],
+)
+def test_a_config_of_which_no_classifier_is_made_is_refused(
+    field: str, value: object, bases: Bases, bench: Bench, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(bases.folder("llama"), base)
+    config = json.loads((base / "config.json").read_text()) | {field: value}
+    (base / "config.json").write_text(json.dumps(config))
+    adapter = write_head(tmp_path / "adapter", torch.ones(2, WIDTH))
+
+    error = bench.refused(base, adapter, labels=("no", "yes"))
+
+    assert all(part in error.message for part in ("LlamaForSequenceClassification", "config.json")), error.message
 
 
 def test_labels_without_a_head_are_refused(bases: Bases, bench: Bench, tmp_path: Path) -> None:
