@@ -86,9 +86,20 @@ def weight_facts(weights: Mapping[str, Weight]) -> dict[str, Any]:
 
 
 def refuse_wrapper_names(weights: Mapping[str, Weight]) -> None:
-    """Refuse tensors named by a training wrapper. `module.` is one in front of every name; models use it themselves."""
+    """Refuse tensors named by a training wrapper. `module.` is one in front of every name; models use it themselves.
+
+    Where a tensor stands with and without it, two states of one model may be mixed: which one is meant is not told.
+    """
     is_data_parallel = all(name.startswith("module.") for name in weights)
     for name, weight in weights.items():
+        bare = name.removeprefix("module.")
+        if bare != name and bare in weights:
+            raise InvalidModel(
+                f"{weight.file.path}: holds both {name!r} and {bare!r}, and either may be the model's: save one of the "
+                "two, or rename the submodule `module`",
+                reason="AMBIGUOUS_NAMES",
+                field=bare,
+            )
         for wrapper, cure in WRAPPERS.items():
             wraps = is_data_parallel if wrapper == "module." else f".{wrapper}" in f".{name}"
             if wraps:

@@ -134,3 +134,14 @@ def test_a_wrapper_around_all_is_refused_and_a_submodule_of_its_name_is_the_mode
     own = tensors | {"module.fc.weight": np.ones((2, 2), np.float32)}
     llama_files["model.safetensors"] = safetensors(own)
     assert "module.fc.weight" in inspect(MODEL, llama_files)["tensors"]
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.norm.weight"])
+def test_a_tensor_with_and_without_a_wrapper_s_name_is_ambiguous(
+    inspect: Inspect, llama_files: Files, name: str
+) -> None:
+    tensors = llama_tensors()
+    llama_files["model.safetensors"] = safetensors(tensors | {f"module.{name}": tensors[name] + 1})
+    error = refuse(inspect, llama_files)
+    assert (error.reason, error.field) == ("AMBIGUOUS_NAMES", name)
+    assert f"'module.{name}' and '{name}'" in error.message
