@@ -52,6 +52,23 @@ def sort_tensors(names: Iterable[str], kind: Kind, layers: Mapping[str, BaseLaye
     return found
 
 
+def check_targets(config: Any, layers: Iterable[str]) -> None:
+    """Every name in target_modules is a target's, or the end of one; not judged where other settings narrow them."""
+    narrowing = ("exclude_modules", "layers_to_transform", "layers_pattern")
+    names = config.target_modules
+    if isinstance(names, str) or any(getattr(config, setting, None) for setting in narrowing):
+        return
+    parts = (layer.split(".") for layer in layers)
+    there = {".".join(each[start:]) for each in parts for start in range(len(each))}
+    nowhere = next((name for name in sorted(names) if name not in there), None)
+    if nowhere is not None:
+        raise InvalidModel(
+            f"target_modules names {str(nowhere)[:80]!r}, which matches none of the base's modules: the adapter was "
+            "trained on another base, or the name is misspelt",
+            field="target_modules",
+        )
+
+
 def check_patterns(config: Any, layers: Iterable[str]) -> None:
     """Every key of a `..._pattern` is for a target: one that is for none would be a setting without effect."""
     layers = tuple(layers)

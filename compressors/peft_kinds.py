@@ -23,6 +23,7 @@ from compressors.peft_checks import (
     check_module,
     check_patterns,
     check_shared,
+    check_targets,
     check_values,
     sort_tensors,
 )
@@ -87,6 +88,7 @@ def read_other_kind(
     """
     kind, peft_config = kind_of(config), peft_config_of(config)
     layers = _targets(peft_config, kind, base=base, layouts=layouts)
+    check_targets(peft_config, layers)
     check_patterns(peft_config, layers)
     found = sort_tensors(adapter.tensors, kind, layers)
     for layer in layers.values():

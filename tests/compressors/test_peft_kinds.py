@@ -232,6 +232,8 @@ UP = "base_model.model.layers.1.up"
     ("settings", "mentions"),
     [
         ({"target_modules": ["gate_proj"]}, ["target_modules", "gate_proj", "no module"]),
+        ({"target_modules": ["up", "down", "gate_proj"]}, ["target_modules", "'gate_proj'", "matches none"]),
+        ({"target_modules": ["up", "down", "own"]}, ["target_modules", "'own'", "matches none"]),
         ({"target_modules": ["up", "down", "image"]}, ["layers.0.image", "no tensors", "incomplete"]),
         ({"target_modules": ["down"]}, ["layers.0.up.lokr_w1", "'layers.0.up'"]),
         ({"target_modules": "(up"}, ["target_modules", "(up", "regular expression"]),
