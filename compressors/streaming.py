@@ -21,11 +21,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from compressors.changes import Scratch
 from compressors.output_plan import OutputFile, OutputPlan, OutputTensor, header_bytes
 from compressors.overlap import Pool, ahead, behind
 from compressors.rounding import Rounding, TensorRecord, row_blocks
 from compressors.stages import Monitor, Progress, StreamJob
-from compressors.weight_files import StoredTensor, WeightFiles
+from compressors.weight_files import WeightFiles
 from modelpress.digests import Digest
 from modelpress.errors import DataLoss, InternalError
 from modelpress.manifests import FileEntry
@@ -35,7 +36,7 @@ PIECE_BYTES = 1 << 20
 """What goes to the disk at once: it is hashed and written while the processor's cache holds it."""
 DEPTH = 2
 WHOLE_TENSORS = 2
-"""Changing tensors in memory at once: one is worked on, one is read."""
+"""Changing tensors in memory at once: one is worked on, one is read. Their memory is used again."""
 _PROGRESS = "merge.json"
 
 
@@ -104,15 +105,13 @@ class _Piece:
     buffer: Tensor
 
 
+@dataclass(frozen=True)
 class _Whole:
-    """A tensor that changes, and its stored values until they are taken."""
+    """A tensor that changes, its stored values, and the memory that they may be in."""
 
-    def __init__(self, output: OutputTensor, stored: Tensor) -> None:
-        self.output = output
-        self._stored: list[Tensor] = [stored]
-
-    def take(self) -> Tensor:
-        return self._stored.pop()
+    output: OutputTensor
+    stored: Tensor
+    memory: Scratch
 
 
 class _Shard:
@@ -125,7 +124,7 @@ class _Shard:
         buffers = (torch.empty(PIECE_BYTES, dtype=torch.uint8) for _ in range(2 * (DEPTH + 2)))
         self._pool = Pool(buffers)
         """Enough for two full lanes and one piece in the hands at each end."""
-        self._room: Pool[None] = Pool([None] * WHOLE_TENSORS)
+        self._room = Pool(Scratch(torch.uint8) for _ in range(WHOLE_TENSORS))
         self._written = 0
 
     def merge_into(self, outcome: MergeOutcome) -> None:
@@ -142,8 +141,8 @@ class _Shard:
                     if isinstance(item, _Piece):
                         put(item)
                     else:
-                        records[item.output.name] = self._merge(item, put)
-                        self._room.give(None)
+                        records[item.output.name] = self._merge(item.output, item.stored, put)
+                        self._room.give(item.memory)
             self._check_size()
         outcome.tensors |= records
         outcome.files[path] = self._job.sink.entries[path]
@@ -161,9 +160,8 @@ class _Shard:
         if promised != self._written:
             raise InternalError(f"{self._written} bytes were made for {file.path!r}, whose header says {promised}")
 
-    def _merge(self, whole: _Whole, put: Callable[[_Piece], None]) -> TensorRecord:
-        tensor = whole.output
-        rounding = Rounding(tensor, whole.take())
+    def _merge(self, tensor: OutputTensor, stored: Tensor, put: Callable[[_Piece], None]) -> TensorRecord:
+        rounding = Rounding(tensor, stored)
         # half a piece or more at once, several blocks in each
         for start, stop in row_blocks(tensor.shape, elements=PIECE_BYTES // (2 * tensor.dtype.itemsize)):
             rows = (stop - start, *tensor.shape[1:])
@@ -187,13 +185,15 @@ class _Shard:
             if tensor is None:
                 self._skip(stream, stored.size_bytes)
                 continue
-            self._room.take()
-            yield _Whole(tensor, _read_whole(stream, stored))
+            memory = self._room.take()
+            data = memory.take((stored.size_bytes,))
+            stream.read_into(_bytes_of(data))
+            yield _Whole(tensor, data.view(stored.dtype).reshape(stored.shape or (1,)), memory)
         stream.finish()
         for tensor in self._file.tensors:
             if tensor.name not in here:
-                self._room.take()
-                yield _Whole(tensor, self._from_elsewhere(tensor))
+                memory = self._room.take()
+                yield _Whole(tensor, self._from_elsewhere(tensor), memory)
 
     def _from_elsewhere(self, tensor: OutputTensor) -> Tensor:
         """What a new tensor begins with: one that is stored under another name, verified first, or nothing."""
@@ -224,12 +224,6 @@ class _Shard:
     def _piece(self, size: int) -> _Piece:
         buffer = self._pool.take()
         return _Piece(buffer[:size] if size <= PIECE_BYTES else torch.empty(size, dtype=torch.uint8), buffer)
-
-
-def _read_whole(stream: FileStream, stored: StoredTensor) -> Tensor:
-    data = torch.empty(stored.size_bytes, dtype=torch.uint8)
-    stream.read_into(_bytes_of(data))
-    return data.view(stored.dtype).reshape(stored.shape or (1,))
 
 
 def _bytes_of(data: Tensor) -> memoryview:
