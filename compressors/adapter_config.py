@@ -176,6 +176,9 @@ def _lora_settings(config: Mapping[str, Any]) -> LoraSettings:
         known = name in understood or name in WITHOUT_EFFECT or name in ("peft_type", "init_lora_weights")
         if value and not known and not _is_unused(name, config):
             raise _refused(name, value, "this setting is not supported: merge it with PEFT first")
+    for name in ("r", "lora_alpha"):
+        if name in config and config[name] is None:
+            raise _refused(name, None, "give a number: without it nothing says how large the change is")
     settings = {name: config[name] for name in understood if config.get(name) is not None}
     return _checked_lora(read_value(LoraSettings, settings, InvalidModel))
 

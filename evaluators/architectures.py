@@ -34,6 +34,11 @@ NOT_READ = (
     "_experts_implementation",
 )
 """Fields of a config.json that would pick code or another arithmetic than plain FP32."""
+MOST: Mapping[str, int] = {
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers"), 10_000),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_local_experts", "num_experts"), 10_000),
+    "num_labels": 1_000_000,
+}
 
 
 def model_class(config: Mapping[str, Any]) -> Any:
@@ -57,7 +62,14 @@ def model_class(config: Mapping[str, Any]) -> Any:
 
 
 def model_config(config: Mapping[str, Any]) -> Any:
-    """The config object, with eager attention and nothing that names code."""
+    """The config object, with eager attention and nothing that names code.
+
+    NotComparable for sizes that no model has: transformers would make as many modules or labels before it failed.
+    """
+    for name, most in MOST.items():
+        value = config.get(name)
+        if isinstance(value, int) and value > most:
+            raise NotComparable(f"config.json names {name} {value}, and no more than {most} are made")
     plain = {name: value for name, value in config.items() if name not in NOT_READ}
     read = CONFIG_MAPPING[config["model_type"]].from_dict(plain)
     read._attn_implementation = "eager"

@@ -36,9 +36,9 @@ class WorkerDied(InternalError):
 
     reason = "WORKER_DIED"
 
-    def __init__(self, exit_code: int | None) -> None:
-        self.cause = _cause(exit_code)
-        super().__init__(f"the worker process {self.cause}")
+    def __init__(self, cause: str) -> None:
+        self.cause = cause
+        super().__init__(f"the worker process {cause}")
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Worker:
     def _died(self) -> WorkerDied:
         with self._lock:  # multiprocessing reads an exit code once: of two threads that join, one would get a wrong one
             self._process.join(STOP_S)
-            return WorkerDied(self._process.exitcode)
+            return WorkerDied(_cause(self._process.exitcode))
 
     def _signal(self, number: signal.Signals) -> None:
         """To the process by its handle, which no other process can have, and to its group, which holds its children."""
@@ -177,9 +177,14 @@ class WorkerPool:
         scratch.mkdir(parents=True, mode=0o700)
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=target, args=(theirs, settings), daemon=True)
-        with self._lock:  # multiprocessing keeps a list of children without a lock of its own
-            process.start()
-        theirs.close()
+        try:
+            with self._lock:  # multiprocessing keeps a list of children without a lock of its own
+                process.start()
+        except (EOFError, ConnectionError) as error:
+            ours.close()
+            raise WorkerDied("was not started: the process that forks workers had ended") from error
+        finally:
+            theirs.close()
         return Worker(process, ours, scratch)
 
     @property

@@ -119,6 +119,8 @@ def test_an_architecture_without_a_reference_is_named(base, adapter, tmp_path, c
         ("vocab_size", 10**60),
         ("num_hidden_layers", "two"),
         ("num_hidden_layers", 2.5),
+        ("num_hidden_layers", 1_000_000),
+        ("num_labels", 10**9),
         ("num_attention_heads", 0),
         ("rope_parameters", "x"),
         ("tie_word_embeddings", "yes"),

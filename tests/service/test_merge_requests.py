@@ -183,7 +183,7 @@ def test_facts_that_an_older_release_read_are_read_anew(start_server: Any, call:
     base, lora = model(wire), adapter(wire)
     database = sqlite3.connect(tmp_path / "data" / "modelpress.sqlite", timeout=30)
     with database:
-        database.execute("UPDATE artifacts SET facts = '{\"kind\": \"model\"}' WHERE digest = ?", (base.split("/")[1],))
+        database.execute('UPDATE artifacts SET facts = \'{"kind": "model"}\' WHERE digest = ?', (base.split("/")[1],))
     estimate = wire.conversions.CreateConversion(request(LORA, base=base, adapters=merged(wire, lora))).estimate
 
     assert estimate.parameters == sum(tensor.size for tensor in llama_tensors().values())

@@ -66,6 +66,7 @@ def test_a_wrapper_s_name_inside_is_the_model_s_own() -> None:
         ({"r": True}, "BAD_ADAPTER", "r: "),
         ({"rank_pattern": {"query": "x"}}, "BAD_ADAPTER", "rank_pattern"),
         ({"lora_alpha": "x"}, "BAD_ADAPTER", "lora_alpha"),
+        ({"lora_alpha": None}, "BAD_ADAPTER", "lora_alpha"),
         ({"megatron_config": {"a": 1}}, "CODE_REFERENCE", "megatron_config"),
         ({"auto_map": {"a": "b"}}, "CODE_REFERENCE", "auto_map"),
         ({"layer_replication": [[0, 2]]}, "BAD_ADAPTER", "layer_replication"),

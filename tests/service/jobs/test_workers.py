@@ -85,6 +85,33 @@ except Exception as error:
     assert "No module named 'service.workers.prelaod'" in done.stdout
 
 
+def test_a_worker_that_cannot_be_forked_died_and_the_next_one_starts(tmp_path):
+    """The process that forks workers is killed; in a process of its own, because there is one for each."""
+    program = f"""
+import os, signal
+from multiprocessing import forkserver
+from pathlib import Path
+from service.workers.pool import PoolSettings, WorkerDied, WorkerPool
+from tests.service.jobs.tiny_operations import operations
+folder = Path({str(tmp_path)!r})
+pool = WorkerPool(PoolSettings(str(folder / "store"), folder, 1, "cpu", operations))
+first = pool.open("one", attempt=1, device="cpu", memory_limit_bytes=1 << 32)
+first.receive()
+os.kill(forkserver._forkserver._forkserver_pid, signal.SIGSTOP)
+os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+for attempt in range(2, 9):
+    try:
+        pool.open("one", attempt=attempt, device="cpu", memory_limit_bytes=1 << 32).receive()
+        break
+    except WorkerDied as error:
+        print(error.message)
+print("started")
+os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.endswith("started\n"), done.stderr
+
+
 def test_a_worker_takes_its_children_with_it_and_leaves_no_folder(pool):
     worker, _ = open_worker(pool)
     thread = threading.Thread(target=pytest.raises, args=(WorkerDied, worker.run, sleeper(), None, LISTENER))
