@@ -99,7 +99,7 @@ class Bases:
         folder = self._root / f"{kind}-{str(dtype).removeprefix('torch.')}-{shards}"
         if not folder.exists():
             self.model(kind).to(dtype).save_pretrained(folder, max_shard_size=shards)
-            (folder / "tokenizer.json").write_text('{"a": 1}')
+            (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 1}}}')
             (folder / "README.md").write_bytes(b"# a model card\r\n")
         return folder
 
