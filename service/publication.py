@@ -23,6 +23,7 @@ from modelpress.attestations import approval_statement
 from modelpress.digests import Digest, digest_bytes, digest_file
 from modelpress.errors import InternalError, VerificationFailed
 from modelpress.gates import decide
+from modelpress.manifests import FileEntry, Manifest
 from modelpress.output import (
     APPROVAL,
     DOCUMENTS,
@@ -75,9 +76,26 @@ def publish(report: Report, sources: Sources, desk: Desk) -> Publication:
         _sign(folder, report, sources, desk)
         _verify(folder, report, desk)
         fault_point("publication.store.before")
-        output = desk.store.put_folder(folder).digest
+        output = _store(folder, sources, desk)
         fault_point("publication.store.after")
     return Publication(output, report.decision.verdict, report.reused_from)
+
+
+def _store(folder: Path, sources: Sources, desk: Desk) -> Digest:
+    """The manifest of the verified folder. The model's files are in the store already: they are not read again, unless
+    one has gone from there.
+    """
+    model = desk.store.manifest(sources.model).files
+    entries = [FileEntry(f"{MODEL}/{entry.path}", entry.size_bytes, entry.digest) for entry in model]
+    for entry in entries:
+        if not desk.store.holds(entry):
+            desk.store.put_file(folder / entry.path)
+    for file in sorted(folder.iterdir()):
+        if file.name != MODEL:
+            entries.append(FileEntry(file.name, file.stat().st_size, desk.store.put_file(file)))
+    manifest = Manifest(tuple(entries))
+    desk.store.put_bytes(manifest.to_json())
+    return manifest.digest
 
 
 def report_json(report: Report) -> bytes:

@@ -17,6 +17,7 @@ from modelpress.errors import InternalError
 from modelpress.manifests import scan_folder
 from modelpress.reports import Report, Verdict
 from modelpress.verification import verify_folder
+from service import publication
 from service.publication import publish
 from service.signing import load_or_create_signer
 from tests.evidence import samples
@@ -157,3 +158,21 @@ def test_a_killed_publication_is_published_cleanly_when_run_again(tmp_path, poin
 
 def blobs(root: Path) -> list[str]:
     return all_files(root / "store")
+
+
+def test_the_outputs_manifest_is_that_of_its_files(prepared, tmp_path):
+    published = prepared.publish()
+    assert scan_folder(prepared.download(published, tmp_path / "output")).digest == published.output
+
+
+def test_a_models_file_that_goes_from_the_store_meanwhile_is_put_back(prepared, tmp_path, monkeypatch):
+    store, verify = prepared.desk.store, publication._verify
+    lost = store.manifest(prepared.sources.model).files[0].digest
+
+    def verify_and_lose(*arguments) -> None:
+        verify(*arguments)
+        store.delete(lost)
+
+    monkeypatch.setattr(publication, "_verify", verify_and_lose)
+    published = prepared.publish()
+    assert scan_folder(prepared.download(published, tmp_path / "output")).digest == published.output
