@@ -24,18 +24,11 @@ class Family:
     """The linear layer whose outputs are a layer's FFN neurons; its weight is [neurons, hidden]."""
     ffn_out: str
     """The linear layer that reads them; its weight is [hidden, neurons]."""
-    attention: tuple[str, ...]
-    norms: tuple[str, ...]
     embeddings: tuple[str, ...]
-    classifier: str
     layers_field: str
     """Name in the config of the number of layers."""
     ffn_width_field: str
     """Name in the config of the FFN width, one for all layers."""
-
-    def modules(self, patterns: tuple[str, ...], *, layers: int) -> tuple[str, ...]:
-        """Every module path that `patterns` stand for, in a model of so many layers."""
-        return tuple(dict.fromkeys(pattern.format(i=i) for pattern in patterns for i in range(layers)))
 
     def ffn_pairs(self, layers: int) -> tuple[tuple[str, str], ...]:
         """(`ffn_in`, `ffn_out`) of every layer, in order."""
@@ -48,23 +41,11 @@ FAMILIES: Mapping[str, Family] = {
         tasks=("text-classification",),
         ffn_in="bert.encoder.layer.{i}.intermediate.dense",
         ffn_out="bert.encoder.layer.{i}.output.dense",
-        attention=(
-            "bert.encoder.layer.{i}.attention.self.query",
-            "bert.encoder.layer.{i}.attention.self.key",
-            "bert.encoder.layer.{i}.attention.self.value",
-            "bert.encoder.layer.{i}.attention.output.dense",
-        ),
-        norms=(
-            "bert.embeddings.LayerNorm",
-            "bert.encoder.layer.{i}.attention.output.LayerNorm",
-            "bert.encoder.layer.{i}.output.LayerNorm",
-        ),
         embeddings=(
             "bert.embeddings.word_embeddings",
             "bert.embeddings.position_embeddings",
             "bert.embeddings.token_type_embeddings",
         ),
-        classifier="classifier",
         layers_field="num_hidden_layers",
         ffn_width_field="intermediate_size",
     ),

@@ -116,4 +116,7 @@ def sum_of_squares(block: Tensor) -> float:
 
 
 def same_bytes(left: Tensor, right: Tensor) -> bool:
-    return torch.equal(left.contiguous().view(-1).view(torch.uint8), right.contiguous().view(-1).view(torch.uint8))
+    """Of tensors of one shape; -0.0 and 0.0 differ, and so do dtypes."""
+    if left.dtype != right.dtype:
+        return False
+    return torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8))

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from compressors.changes import Rows, Unchanged, wide
+from compressors.rounding import same_bytes
 from compressors.task_vectors import Combination, arc, blend, mask_seed, sign_conflicts, sparsify, unite
 from compressors.weight_files import WeightFiles
 from modelpress.errors import InternalError, InvalidModel
@@ -131,9 +132,3 @@ def _checked(tensor: Tensor, name: str, *, of: str) -> Tensor:
             field=name,
         )
     return tensor if tensor.ndim else tensor.reshape(1)
-
-
-def same_bytes(left: Tensor, right: Tensor) -> bool:
-    if left.dtype != right.dtype:
-        return False
-    return torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8))

@@ -50,7 +50,7 @@ class Prune(Document):
 
     @field_validator("targets")
     @classmethod
-    def _targetseach_once(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+    def _targets_each_once(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
         return each_once(targets)
 
 
