@@ -43,8 +43,7 @@ def read_adapter_tensors(source: Source, *, name: str, trained_biases: bool) -> 
     tensors that stand for the same one.
     """
     files = WeightFiles.read(source, STEM)
-    for file in files.files:
-        source.verify(file.path)
+    files.verify()
     plain: dict[str, StoredTensor] = {}
     for target, stored in _named(files, name, trained_biases):
         if target in plain and not torch.equal(files.load(plain[target].name), files.load(stored.name)):

@@ -101,8 +101,7 @@ def open_base(files: WeightFiles, config: Mapping[str, Any], arguments: MergeLor
             reason="QUANTIZED_BASE",
             field="quantization_config",
         )
-    for file in files.files:
-        files.source.verify(file.path)  # scales are read out of the files' order, before a stream has verified them
+    files.verify()  # scales are read out of the files' order, before a stream has verified them
     weights = {name: read_quantized(weight, files.load) for name, weight in quantized_weights(files.tensors).items()}
     return DequantizedBase(files, weights, _dtype_of(config))
 

@@ -33,11 +33,12 @@ from compressors.edits import (
 from compressors.lora_adapters import read_lora
 from compressors.merged_folder import write_beside
 from compressors.merged_model import MergedModel
+from compressors.merged_sources import chosen, named
 from compressors.other_adapters import ByPeft, read_other_adapter
 from compressors.stages import Monitor, NamedSource, StreamJob
 from compressors.streaming import MergeOutcome, merge_files
 from compressors.weight_files import WeightFiles, read_json
-from modelpress.errors import InvalidModel, InvalidRecipe
+from modelpress.errors import InvalidModel
 from modelpress.merge_recipes import MergeLora
 from modelpress.reports import StageRecord
 
@@ -62,10 +63,12 @@ def run(arguments: MergeLora, job: StreamJob, monitor: Monitor) -> StageRecord:
 
     Raises InvalidRecipe for an unknown adapter, InvalidModel for one that does not fit or changes nothing.
     """
-    sources = choose(arguments, job.merged)
+    sources = chosen(arguments.adapters, job.merged, kind="adapter")
     files, config = WeightFiles.read(job.base), read_json(job.base, "config.json")
     layout = BaseLayout(config, open_base(files, config, arguments))
     adapters = [(source, read_adapter(source, layout)) for source in sources]
+    if layout.files is files and not all(isinstance(a.settings, LoraSettings) for _, a in adapters):
+        files.verify()  # PEFT's layers read biases out of the files' order; a dequantized base is verified already
     model = merged_model(layout, adapters, arguments, seed=job.seed)
     plan = model.plan(arguments)
     outcome = merge_files(files, plan, job, monitor)
@@ -74,27 +77,10 @@ def run(arguments: MergeLora, job: StreamJob, monitor: Monitor) -> StageRecord:
     return record(arguments, model, outcome, adapters=adapters, warnings=left_out)
 
 
-def choose(arguments: MergeLora, adapters: Sequence[NamedSource]) -> list[NamedSource]:
-    """The adapters to merge, in the recipe's order."""
-    known = {adapter.name: adapter for adapter in adapters}
-    if not known:
-        raise InvalidRecipe(
-            "merge_lora needs an adapter: add one to the request, or leave the stage out", field="adapters"
-        )
-    unknown = [name for name in arguments.adapters if name not in known]
-    if unknown:
-        raise InvalidRecipe(
-            f"adapter {unknown[0]!r} is not in the request; known: {', '.join(known)}", field="adapters"
-        )
-    return [known[name] for name in arguments.adapters or known]
-
-
 def read_adapter(source: NamedSource, layout: BaseLayout) -> Adapter:
     """One adapter of any kind, checked against the base and every value of it finite."""
-    try:
+    with named("adapter", source.name):
         settings = read_adapter_settings(read_json(source.source, FILE))
-    except InvalidModel as fault:
-        raise InvalidModel(f"adapter {source.name!r}: {fault.message}", field=fault.field) from None
     if not isinstance(settings, LoraSettings):
         return read_other_adapter(source, settings, layout)
     trained_biases = settings.bias == "all"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ import torch
 from compressors.folders import CONFIG
 from compressors.merge_figures import Figures, FiguresMonitor
 from compressors.merged_folder import OUTPUT_DTYPES, with_dtype, write_beside
+from compressors.merged_sources import chosen, named
 from compressors.output_plan import OutputPlan
 from compressors.same_architecture import check_full_precision, compare_configs, compare_tensors, compare_tokenizers
 from compressors.stages import Monitor, NamedSource, StreamJob
@@ -66,18 +66,10 @@ def run(arguments: MergeModels, job: StreamJob, monitor: Monitor) -> StageRecord
 
 def choose(arguments: MergeModels, models: Sequence[NamedSource]) -> list[NamedSource]:
     """The models to merge, in the recipe's order; InvalidRecipe where the method cannot use them."""
-    known = {model.name: model for model in models}
-    if not known:
-        raise InvalidRecipe(
-            "merge_models needs a model beside the base: add one to the request, or leave the stage out", field="models"
-        )
-    unknown = next((name for name in arguments.models if name not in known), None)
-    if unknown is not None:
-        raise InvalidRecipe(f"model {unknown!r} is not in the request; known: {', '.join(known)}", field="models")
-    chosen = [known[name] for name in arguments.models or known]
+    found = chosen(arguments.models, models, kind="model")
     if arguments.merge_method == "slerp":
-        _check_way(chosen)
-    return chosen
+        _check_way(found)
+    return found
 
 
 def _check_way(models: Sequence[NamedSource]) -> None:
@@ -97,10 +89,9 @@ def _check_way(models: Sequence[NamedSource]) -> None:
 
 def read_checkpoint(source: NamedSource) -> Checkpoint:
     """The model with its headers read and every byte of its weights verified; DataLoss where one is damaged."""
-    with _named(source.name):
+    with named("model", source.name):
         files = WeightFiles.read(source.source)
-    for file in files.files:
-        source.source.verify(file.path)
+    files.verify()
     return Checkpoint(source.name, source.weight, files)
 
 
@@ -112,23 +103,13 @@ def check_fit(base: WeightFiles, models: Sequence[Checkpoint], *, config: Mappin
     check_full_precision(config)
     warnings: tuple[str, ...] = ()
     for model in models:
-        with _named(model.name):
+        with named("model", model.name):
             other = read_json(model.files.source, CONFIG)
             check_full_precision(other)
         warnings += compare_configs(config, other, name=model.name)
         compare_tensors(base, model.files, name=model.name)
         warnings += compare_tokenizers(base.source, model.files.source, name=model.name)
     return warnings
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """An InvalidModel raised inside says which model it is about."""
-    try:
-        yield
-    except InvalidModel as fault:
-        message = f"model {name!r}: {fault.message}"
-        raise InvalidModel(message, reason=fault.reason, field=fault.field) from None
 
 
 def check_changed(outcome: MergeOutcome, figures: Figures) -> None:

@@ -9,8 +9,8 @@ import torch
 
 from compressors.folders import CONFIG, FOREIGN_WEIGHTS
 from compressors.output_plan import OutputPlan
+from compressors.streaming import keep
 from compressors.weight_files import WeightFiles, json_bytes, read_json
-from modelpress.errors import DataLoss
 from modelpress.stored_folders import Sink
 
 OUTPUT_DTYPES: Mapping[str, torch.dtype | None] = {
@@ -38,8 +38,7 @@ def write_beside(base: WeightFiles, plan: OutputPlan, *, config: Mapping[str, An
         with sink.write(path) as write:
             write(data)
     for path in sorted(files.keys() - {*new, *weights, *stale}):
-        if not sink.keep(files[path]):
-            raise DataLoss(f"{path} of the base is no longer in the store: upload the base again")
+        keep(files[path], sink)
     return tuple(f"{path} was left out: it holds the weights as they were before" for path in stale)
 
 

@@ -51,12 +51,10 @@ class _Loaded:
 def read_other_adapter(source: NamedSource, settings: OtherSettings, layout: BaseLayout) -> Adapter:
     """Read an adapter that is not LoRA; InvalidModel names the tensor that does not fit, and both shapes.
 
-    PEFT's layers read biases and other tensors beside the one that changes: the base's files are verified first.
+    PEFT's layers read biases and other tensors beside the one that changes: whoever merges has verified the base.
     """
     files = WeightFiles.read(source.source, STEM)
-    for folder in (files, layout.files):
-        for file in folder.files:
-            folder.source.verify(file.path)
+    files.verify()
     conv1d = {name.removesuffix(".weight") for name in layout.tensors if layout.is_conv1d(name.removesuffix(".weight"))}
     other = read_other_kind(settings.config, files, base=_Loaded(layout), layouts=dict.fromkeys(conv1d, "Conv1D"))
     edits: dict[str, Edit] = {name: ByPeft(change) for name, change in other.changes.items()}

@@ -30,7 +30,7 @@ from compressors.weight_files import WeightFiles
 from modelpress.digests import Digest
 from modelpress.errors import DataLoss, InternalError
 from modelpress.manifests import FileEntry
-from modelpress.stored_folders import FileStream
+from modelpress.stored_folders import FileStream, Sink
 
 PIECE_BYTES = 1 << 20
 """What goes to the disk at once: it is hashed and written while the processor's cache holds it."""
@@ -73,7 +73,7 @@ def merge_files(base: WeightFiles, plan: OutputPlan, job: StreamJob, monitor: Mo
         for step, file in enumerate(plan.files, 1):
             finished = outcome.files.get(file.path)
             if file.is_kept:
-                _must_keep(base.source.files[file.path], job)
+                keep(base.source.files[file.path], job.sink)
             elif finished is None or not job.sink.keep(finished):
                 _Shard(base, file, job).merge_into(outcome)
                 monitor.save_checkpoint(step, outcome.save)
@@ -92,8 +92,9 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _must_keep(entry: FileEntry, job: StreamJob) -> None:
-    if not job.sink.keep(entry):
+def keep(entry: FileEntry, sink: Sink) -> None:
+    """Take over a file of the base; DataLoss where the store no longer has it."""
+    if not sink.keep(entry):
         raise DataLoss(f"{entry.path} of the base is no longer in the store: upload the base again")
 
 
