@@ -29,7 +29,7 @@ from modelpress import Client
 from modelpress.digests import Digest
 from modelpress.evaluations import Latency, read_evaluation
 from modelpress.manifests import ArtifactKind
-from modelpress.reports import Metric
+from modelpress.metrics import Metric
 from modelpress.requests import AdapterInput, ConversionRequest, Documents
 from modelpress.views import StepFinished
 from service.storage.store import ContentStore

@@ -56,8 +56,8 @@ class NamedSource:
 
 @dataclass(frozen=True)
 class StreamJob:
-    """One streaming stage's inputs and output. One thread computes, on the CPU whatever the device: a merge waits for
-    the disk and for hashes, and reading and writing have the other cores.
+    """One streaming stage's inputs and output. A merge computes on one thread, on the CPU whatever the device: it waits
+    for the disk and for hashes, and reading and writing have the other cores.
     """
 
     base: Source
@@ -65,6 +65,30 @@ class StreamJob:
     seed: int
     merged: tuple[NamedSource, ...] = ()
     """The adapters or models of the stage, in its order."""
+    work: WorkPlace | None = None
+    """What a stage needs that computes more than a merge does."""
+
+
+@dataclass(frozen=True)
+class WorkPlace:
+    """Where a streaming stage computes. `scratch` is empty private space on disk, deleted afterwards."""
+
+    scratch: Path
+    device: str = "cpu"
+    threads: int = 1
+    calibration: Calibration | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The training dataset and its column of texts; `tokenizer` is a local copy of the base's folder without weights
+    or with them.
+    """
+
+    dataset: Path
+    digest: str
+    text_column: str
+    tokenizer: Path
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from evaluators.predictions import Predictions
 from modelpress.errors import InvalidRequest
 from modelpress.intervals import share_interval
-from modelpress.reports import DriftExample, DriftReport, Histogram, Metric
+from modelpress.metrics import Metric
+from modelpress.reports import DriftExample, DriftReport, Histogram
 
 VERSION = 1
 LOG10_RANGE = (-8.0, 1.0)

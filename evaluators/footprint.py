@@ -15,7 +15,7 @@ from pathlib import Path
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from evaluators.onnx_files import external_files, read_onnx
-from modelpress.reports import Footprint
+from modelpress.metrics import Footprint
 
 VERSION = 1
 WEIGHT_SUFFIXES = (".onnx", ".onnx.data", ".onnx_data", ".safetensors")

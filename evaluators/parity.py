@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from evaluators.runtimes import Resources, open_onnx
 from modelpress.errors import DataLoss, InvalidModel
-from modelpress.reports import ParityReport
+from modelpress.metrics import ParityReport
 
 VERSION = 1
 REFERENCE_FILE = "parity.safetensors"

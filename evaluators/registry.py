@@ -10,7 +10,8 @@ from evaluators import text_classification
 from evaluators.predictions import Predictions
 from evaluators.runtimes import Resources
 from modelpress.evaluations import Evaluation
-from modelpress.reports import PairedCounts, QualityReport
+from modelpress.metrics import PairedCounts
+from modelpress.reports import QualityReport
 
 
 class Predict(Protocol):

@@ -18,7 +18,8 @@ from modelpress.datasets import LabelledTexts, read_labelled_texts, read_texts
 from modelpress.errors import InvalidRequest
 from modelpress.evaluations import Evaluation
 from modelpress.intervals import share_interval
-from modelpress.reports import ClassQuality, Metric, PairedCounts, QualityReport
+from modelpress.metrics import Metric, PairedCounts
+from modelpress.reports import ClassQuality, QualityReport
 
 VERSION = 2
 """Raised whenever predictions or figures may change: part of their cache keys."""

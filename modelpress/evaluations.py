@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from modelpress.documents import Document, read_document
 from modelpress.errors import InvalidRequest
+from modelpress.recipes import Recipe
 
+_TASK = re.compile(r"""^[ \t]*["']?task["']?[ \t]*:[ \t]*["']?text-generation\b""", re.MULTILINE)
 Shape = Annotated[int, Field(strict=True, ge=1, le=8192)]
 
 
@@ -52,5 +55,64 @@ class Evaluation(Document):
         return self
 
 
-def read_evaluation(text: str) -> Evaluation:
+class LanguageEvaluation(Document):
+    """How a language model's candidate is judged. A row of the dataset (JSON lines) is one of three:
+
+    {"text": ...}                                   for perplexity and token KL
+    {"prompt": ..., "choices": [...], "answer": 0}  a question; `answer` counts the choices from 0
+    {"prompt": ...}                                 to be continued greedily, side by side in the report
+
+    The texts' tokens, one text after the other, are cut into windows. A window of 8 with a stride of 4, `-` read only,
+    `x` read and predicted (the first token of all has nothing before it):
+
+        -xxxxxxx
+            ----xxxx
+                ----xxxx
+    """
+
+    task: Literal["text-generation"] = "text-generation"
+    text_column: str = Field(default="text", min_length=1, max_length=255)
+    prompt_column: str = Field(default="prompt", min_length=1, max_length=255)
+    choices_column: str = Field(default="choices", min_length=1, max_length=255)
+    answer_column: str = Field(default="answer", min_length=1, max_length=255)
+    window: int = Field(default=512, ge=8, le=8192)
+    """Tokens that the model sees at once."""
+    stride: int | None = Field(default=None, ge=1, le=8192)
+    """Tokens from one window's start to the next one's; None: `window`, so that none is read twice."""
+    batch_size: int = Field(default=4, ge=1, le=1024)
+    """Windows, or choices, of one forward pass; figures do not depend on it."""
+    generations: int = Field(default=4, ge=0, le=64)
+    """Prompts that are continued. Without prompts in the dataset: the first 32 tokens of its first texts."""
+    max_new_tokens: int = Field(default=32, ge=1, le=1024)
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+
+    @model_validator(mode="after")
+    def _is_possible(self) -> LanguageEvaluation:
+        columns = (self.text_column, self.prompt_column, self.choices_column, self.answer_column)
+        if len(set(columns)) != len(columns):
+            raise ValueError(f"{', '.join(columns)}: the four columns need different names")
+        if self.stride is not None and self.stride > self.window:
+            raise ValueError(
+                f"stride {self.stride} is more than window {self.window}: tokens between would be left out"
+            )
+        return self
+
+    @property
+    def step(self) -> int:
+        """The stride, also where it is left to its default."""
+        return self.stride or self.window
+
+
+AnyEvaluation = Evaluation | LanguageEvaluation
+
+
+def read_evaluation(text: str) -> AnyEvaluation:
+    """Parse an evaluation; its `task` says which kind it is. A fault is one InvalidRequest."""
+    if _TASK.search(text):
+        return read_document(LanguageEvaluation, text, InvalidRequest)
     return read_document(Evaluation, text, InvalidRequest)
+
+
+def default_evaluation(recipe: Recipe) -> AnyEvaluation:
+    """What an empty evaluation means: the task that the recipe's stages are for."""
+    return LanguageEvaluation() if recipe.quantize_weights else Evaluation()

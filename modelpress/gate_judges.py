@@ -22,8 +22,9 @@ from modelpress.gate_results import Question, Sample, judge_figure, judge_sample
 from modelpress.intervals import accuracy_drop, examples_needed, paired_difference_interval, share_interval
 from modelpress.merge_recipes import NO_REFERENCE
 from modelpress.merge_reports import MergeReport
+from modelpress.metrics import Interval
 from modelpress.policies import AccuracyDrop, Flips, Speed
-from modelpress.reports import DriftReport, EvaluationReport, GateResult, Interval, LatencyRow, Measured, Outcome
+from modelpress.reports import DriftReport, EvaluationReport, GateResult, LatencyRow, Measured, Outcome
 
 SPEED_CONFIDENCE = 0.95
 """Confidence of the median speed-up's interval: the latency run measures at it, the speed gate demands it."""

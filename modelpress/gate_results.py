@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from modelpress.reports import GateResult, Interval, Outcome
+from modelpress.metrics import Interval
+from modelpress.reports import GateResult, Outcome
 
 
 @dataclass(frozen=True)

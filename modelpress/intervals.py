@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 from modelpress.errors import InvalidRequest
-from modelpress.reports import Interval, Metric, PairedCounts
+from modelpress.metrics import Interval, Metric, PairedCounts
 
 BISECTIONS = 100
 MAX_EXAMPLES = 1_000_000_000

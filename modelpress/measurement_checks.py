@@ -9,7 +9,8 @@ import math
 
 from modelpress.errors import VerificationFailed
 from modelpress.merge_reports import LogitComparison, MergeReport
-from modelpress.reports import DriftReport, EvaluationReport, LatencyRow, Measured, Metric, PairedCounts, QualityReport
+from modelpress.metrics import Metric, PairedCounts
+from modelpress.reports import DriftReport, EvaluationReport, LatencyRow, Measured, QualityReport
 
 
 def check_consistent(measured: Measured) -> None:

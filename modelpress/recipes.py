@@ -30,6 +30,7 @@ from modelpress.canonical import canonical_json
 from modelpress.documents import Document, read_document
 from modelpress.errors import InvalidRecipe
 from modelpress.merge_recipes import MergeLora, MergeModels, each_once
+from modelpress.quantization_recipes import CODEBOOKS, QuantizeWeights
 
 
 class Prune(Document):
@@ -130,16 +131,28 @@ class Export(Document):
     """Write the model in its target format."""
 
     method: Literal["export"] = "export"
-    format: Literal["onnx", "safetensors"] = "onnx"
-    """`safetensors`: the merged model's own files, for recipes that only merge; nothing is measured in a runtime."""
+    format: Literal["onnx", "safetensors", "compressed-tensors", "gptq", "bitsandbytes"] = "onnx"
+    """`safetensors`: the merged model's own files, for recipes that only merge; nothing is measured in a runtime.
+    `compressed-tensors`, `gptq` and `bitsandbytes`: what `quantize_weights` made, as safetensors in that layout."""
     opset: int = Field(default=20, ge=18, le=21)
     """ONNX operator set; from 20 on GELU is one operator, which ONNX Runtime runs faster."""
 
 
-Stage = Annotated[MergeLora | MergeModels | Prune | Recover | Quantize | Export, Field(discriminator="method")]
+Stage = Annotated[
+    MergeLora | MergeModels | Prune | Recover | Quantize | QuantizeWeights | Export, Field(discriminator="method")
+]
 
 MERGES = ("merge_lora", "merge_models")
 NEEDS_TRAINING_DATA = ("recover", "quantize")
+ENCODER_STAGES = ("prune", "recover", "quantize")
+"""Stages for classifiers; `quantize_weights` is for decoder language models."""
+WEIGHT_FORMATS: Mapping[str, tuple[str, ...]] = {
+    "compressed-tensors": ("w4a16", "w8a16", "w8a8"),
+    "gptq": ("w4a16", "w8a16"),
+    "onnx": ("w4a16", "w8a16"),
+    "bitsandbytes": CODEBOOKS,
+}
+"""Export format -> schemes of `quantize_weights` that it can hold."""
 
 
 class Recipe(Document):
@@ -152,7 +165,7 @@ class Recipe(Document):
         methods: list[str] = [stage.method for stage in self.stages]
         if methods[-1] != "export" or methods.count("export") != 1:
             raise ValueError("the last stage must be 'export', and only the last: end the list with `- method: export`")
-        for method in (*MERGES, "quantize"):
+        for method in (*MERGES, "quantize", "quantize_weights"):
             if methods.count(method) > 1:
                 raise ValueError(f"{method!r} stands {methods.count(method)} times: at most once is possible")
         merges = [method for method in methods if method in MERGES]
@@ -171,11 +184,46 @@ class Recipe(Document):
             )
         if self.is_merge_only and not merges:
             raise ValueError("nothing is changed: put `- method: merge_lora` before the export")
+        self._check_quantized_weights(methods)
         if "quantize" in methods and methods.index("quantize") != len(methods) - 2:
             raise ValueError("'quantize' must stand right before 'export': what is quantized is what ships")
         if "recover" in methods and "prune" not in methods[: methods.index("recover")]:
             raise ValueError("'recover' needs a 'prune' stage before it: there is nothing to recover from")
         return self
+
+    def _check_quantized_weights(self, methods: list[str]) -> None:
+        """`quantize_weights` is for decoders, stands right before the export, and fits the export's format."""
+        quantizer, export = self.quantize_weights, self.export
+        if quantizer is None:
+            if export.format in ("compressed-tensors", "gptq", "bitsandbytes"):
+                raise ValueError(
+                    f"export's format {export.format!r} holds quantized weights: put `- method: quantize_weights` "
+                    "before the export"
+                )
+            return
+        other = next((method for method in methods if method in ENCODER_STAGES), None)
+        if other is not None:
+            raise ValueError(f"{other!r} is for classifiers and 'quantize_weights' for decoders: leave one of them out")
+        if methods.index("quantize_weights") != len(methods) - 2:
+            raise ValueError("'quantize_weights' must stand right before 'export': what is quantized is what ships")
+        if quantizer.scheme not in WEIGHT_FORMATS[export.format]:
+            fitting = ", ".join(name for name, schemes in WEIGHT_FORMATS.items() if quantizer.scheme in schemes)
+            raise ValueError(
+                f"export's format {export.format!r} cannot hold {quantizer.scheme!r}: export as {fitting}, or choose "
+                f"a scheme of {', '.join(WEIGHT_FORMATS[export.format])}"
+            )
+        if export.format == "gptq" and quantizer.scale_dtype != "float16":
+            raise ValueError("'gptq' files hold scales in float16: set scale_dtype: float16 in 'quantize_weights'")
+
+    @property
+    def export(self) -> Export:
+        """The last stage."""
+        return next(stage for stage in self.stages if isinstance(stage, Export))
+
+    @property
+    def quantize_weights(self) -> QuantizeWeights | None:
+        """The stage that quantizes a decoder's weights, if there is one."""
+        return next((stage for stage in self.stages if isinstance(stage, QuantizeWeights)), None)
 
     @property
     def merge(self) -> MergeLora | MergeModels | None:
@@ -193,7 +241,9 @@ class Recipe(Document):
         return tuple(
             stage.method
             for stage in self.stages
-            if stage.method in NEEDS_TRAINING_DATA or (isinstance(stage, Prune) and stage.importance == "taylor")
+            if stage.method in NEEDS_TRAINING_DATA
+            or (isinstance(stage, Prune) and stage.importance == "taylor")
+            or (isinstance(stage, QuantizeWeights) and stage.needs_calibration)
         )
 
     def canonical(self) -> bytes:

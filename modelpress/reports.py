@@ -13,7 +13,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from modelpress.documents import Document
+from modelpress.language_reports import LanguageReport
 from modelpress.merge_reports import MergeReport
+from modelpress.metrics import Footprint, Interval, Metric, PairedCounts, ParityReport
+from modelpress.quantization_reports import QuantizedLayer
 
 SCHEMA_VERSION = 1
 
@@ -30,24 +33,6 @@ class Outcome(str, Enum):
     PASSED = "PASSED"
     FAILED = "FAILED"
     INCONCLUSIVE = "INCONCLUSIVE"
-
-
-class Interval(Document):
-    low: float
-    high: float
-    confidence: float
-    method: str
-    """The interval's name in the literature, e.g. `Wilson 1927`."""
-
-
-class Metric(Document):
-    name: str
-    value: float | None
-    unit: str
-    """`fraction`, `nats`, `bytes`, `ms`, `ratio`, `logits` or `count`."""
-    n: int
-    """Examples, or repeats, that the value comes from."""
-    interval: Interval | None = None
 
 
 class CurvePoint(Document):
@@ -70,6 +55,8 @@ class StageRecord(Document):
     """Names of the tensors or modules that it changed."""
     kept_float: tuple[str, ...] = ()
     """For quantization: operators of the runtime's optimised graph that still compute in float."""
+    layers: tuple[QuantizedLayer, ...] = ()
+    """For quantization of weights: every linear layer of the decoder layers, in the model's order."""
     before: dict[str, float] = Field(default_factory=dict)
     """Figures on the held-out split before the stage."""
     after: dict[str, float] = Field(default_factory=dict)
@@ -111,23 +98,6 @@ class QualityReport(Document):
     warnings: tuple[str, ...] = ()
 
 
-class PairedCounts(Document):
-    """Baseline and candidate on the same examples: what the paired interval is computed from."""
-
-    both_right: int
-    only_baseline_right: int
-    only_candidate_right: int
-    both_wrong: int
-
-    @property
-    def n(self) -> int:
-        return self.both_right + self.only_baseline_right + self.only_candidate_right + self.both_wrong
-
-    @property
-    def accuracy_drop(self) -> float:
-        return (self.only_baseline_right - self.only_candidate_right) / self.n
-
-
 class LatencyRow(Document):
     """One shape, baseline and candidate timed in turn."""
 
@@ -143,27 +113,6 @@ class LatencyRow(Document):
     """Median over the pairs of baseline time / candidate time."""
     speedup_interval: Interval
     """Order-statistic interval of that median."""
-
-
-class Footprint(Document):
-    baseline_bytes: int
-    """All files of the baseline's model folder that hold weights (`.onnx`, `.onnx.data`, `.safetensors`)."""
-    candidate_bytes: int
-    baseline_parameters: int
-    candidate_parameters: int
-
-    @property
-    def ratio(self) -> float:
-        return self.candidate_bytes / self.baseline_bytes
-
-
-class ParityReport(Document):
-    """The same inputs through the compressed model in torch and through its export in the runtime."""
-
-    max_logit_difference: float
-    mean_logit_difference: float
-    label_changes: int
-    n: int
 
 
 class EvaluationReport(Document):
@@ -185,9 +134,17 @@ class Histogram(Document):
     counts: tuple[int, ...]
 
 
+class Cluster(Document):
+    """Examples that are not independent of each other: the tokens of one window."""
+
+    n: int
+    flips: int
+
+
 class DriftExample(Document):
     index: int
-    """Position in the probe dataset, from 0. The text itself is not copied into the report."""
+    """Position in the probe dataset, from 0; of a language model, among the predicted tokens. The text itself is not
+    copied into the report."""
     baseline_label: str
     candidate_label: str
     kl: float
@@ -206,6 +163,8 @@ class DriftReport(Document):
     kl_histogram: Histogram
     """Of log10(KL), clipped to [-8, 1]."""
     largest: tuple[DriftExample, ...] = ()
+    clusters: tuple[Cluster, ...] = ()
+    """Of a language model, whose examples are tokens: the windows that they stand in. Empty: all are independent."""
 
 
 class GateResult(Document):
@@ -236,6 +195,24 @@ class Measured:
     merge: MergeReport | None = None
     evaluation: EvaluationReport | None = None
     drift: DriftReport | None = None
+    language: LanguageReport | None = None
+
+    @property
+    def footprint(self) -> Footprint | None:
+        part = self.evaluation or self.language
+        return part.footprint if part else None
+
+    @property
+    def paired(self) -> PairedCounts | None:
+        """Who is right where: of a classifier's examples, or of a language model's questions."""
+        if self.evaluation:
+            return self.evaluation.paired
+        return self.language.choices.paired if self.language and self.language.choices else None
+
+    @property
+    def parity(self) -> ParityReport | None:
+        part = self.evaluation or self.language
+        return part.parity if part else None
 
 
 class Input(Document):
@@ -277,7 +254,9 @@ class Report(Document):
     merge: MergeReport | None = None
     """Where the recipe merges."""
     evaluation: EvaluationReport | None
-    """None for a recipe that only merges."""
+    """Of a classifier; None for a recipe that only merges."""
+    language: LanguageReport | None = None
+    """Of a language model; None for a recipe that only merges."""
     drift: DriftReport | None
     """None for a recipe that only merges."""
     decision: GateDecision
@@ -290,4 +269,4 @@ class Report(Document):
     @property
     def measured(self) -> Measured:
         """What the decision is made from."""
-        return Measured(self.merge, self.evaluation, self.drift)
+        return Measured(self.merge, self.evaluation, self.drift, self.language)

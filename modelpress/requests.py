@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from modelpress.errors import InvalidRequest
-from modelpress.evaluations import Evaluation, read_evaluation
+from modelpress.evaluations import AnyEvaluation, default_evaluation, read_evaluation
 from modelpress.gates import check_measurable
 from modelpress.policies import Policy, read_policy
 from modelpress.recipes import Recipe, read_recipe
@@ -60,8 +60,9 @@ class Documents:
         return read_policy(self.policy)
 
     @cached_property
-    def parsed_evaluation(self) -> Evaluation:
-        return read_evaluation(self.evaluation) if self.evaluation.strip() else Evaluation()
+    def parsed_evaluation(self) -> AnyEvaluation:
+        given = self.evaluation.strip()
+        return read_evaluation(self.evaluation) if given else default_evaluation(self.parsed_recipe)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from modelpress.canonical import canonical_json
 from modelpress.digests import Digest, digest_bytes
 from modelpress.errors import InvalidRequest
-from modelpress.evaluations import Evaluation, read_evaluation
+from modelpress.evaluations import AnyEvaluation, default_evaluation, read_evaluation
 from modelpress.policies import Policy, read_policy
 from modelpress.recipes import Recipe, read_recipe
 from modelpress.request_rules import Given, check_adapter, check_inputs, check_labels, check_model, check_order
@@ -105,10 +105,10 @@ class ConversionRequest:
         return _parse(read_recipe, self.recipe_yaml, "recipe")
 
     @cached_property
-    def evaluation(self) -> Evaluation:
+    def evaluation(self) -> AnyEvaluation:
         """How to measure; an empty text stands for the defaults."""
         if not self.evaluation_yaml.strip():
-            return Evaluation()
+            return default_evaluation(self.recipe)
         return _parse(read_evaluation, self.evaluation_yaml, "evaluation")
 
     @cached_property

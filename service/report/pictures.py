@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from modelpress.reports import CurvePoint, Footprint, GateResult, Histogram, LatencyRow, QualityReport
+from modelpress.metrics import Footprint
+from modelpress.reports import CurvePoint, GateResult, Histogram, LatencyRow, QualityReport
 from service.report.svg import WIDTH, Axis, bar, join, line, picture, short, tag, text
 
 MAX_NUMBERED_CLASSES = 12

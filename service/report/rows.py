@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from modelpress.gate_results import WORDINGS
+from modelpress.metrics import Interval, Metric
 from modelpress.policies import Policy
-from modelpress.reports import EvaluationReport, GateResult, Interval, LatencyRow, Metric, StageRecord
+from modelpress.reports import EvaluationReport, GateResult, LatencyRow, StageRecord
 from service.report.pictures import gate_picture
 from service.report.svg import short
 

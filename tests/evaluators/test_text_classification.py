@@ -10,7 +10,7 @@ from evaluators.runtimes import Resources
 from evaluators.text_classification import compare, measure_quality, predict, predict_probes
 from modelpress.errors import InvalidDataset, InvalidModel, InvalidRequest
 from modelpress.evaluations import Evaluation
-from modelpress.reports import PairedCounts
+from modelpress.metrics import PairedCounts
 
 TEXTS = ["w1 w2 w3", "w4", "", "w5 w6 w7 w8 w9 w10 w11", "w12 unknown", "w13 w14", "w15", "w16 w17 w18 w19 w20"]
 

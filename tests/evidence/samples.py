@@ -9,6 +9,7 @@ from modelpress.digests import Digest, digest_bytes
 from modelpress.gates import decide
 from modelpress.intervals import accuracy_drop, share_interval
 from modelpress.merge_reports import LogitComparison, MergeReport
+from modelpress.metrics import Footprint, Interval, Metric, PairedCounts, ParityReport
 from modelpress.policies import read_policy
 from modelpress.reports import (
     ClassQuality,
@@ -17,15 +18,10 @@ from modelpress.reports import (
     DriftReport,
     Environment,
     EvaluationReport,
-    Footprint,
     Histogram,
     Input,
-    Interval,
     LatencyRow,
     Measured,
-    Metric,
-    PairedCounts,
-    ParityReport,
     QualityReport,
     Report,
     StageRecord,

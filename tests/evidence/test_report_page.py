@@ -12,7 +12,8 @@ import sys
 import pytest
 
 from modelpress.digests import digest_bytes
-from modelpress.reports import CurvePoint, Metric, Report
+from modelpress.metrics import Metric
+from modelpress.reports import CurvePoint, Report
 from service.report.page import TEMPLATES, render_page
 from service.report.pictures import confusion_picture, gate_picture, kl_picture
 from service.report.rows import touched_groups

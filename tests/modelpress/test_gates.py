@@ -12,21 +12,17 @@ from modelpress.evaluations import Evaluation
 from modelpress.gate_judges import JUDGES
 from modelpress.gates import check_measurable, decide
 from modelpress.intervals import accuracy_drop
+from modelpress.metrics import Footprint, Interval, Metric, PairedCounts, ParityReport
 from modelpress.policies import Gates, Policy
 from modelpress.recipes import Export, Recipe
 from modelpress.reports import (
     ClassQuality,
     DriftReport,
     EvaluationReport,
-    Footprint,
     Histogram,
-    Interval,
     LatencyRow,
     Measured,
-    Metric,
     Outcome,
-    PairedCounts,
-    ParityReport,
     QualityReport,
     Verdict,
 )

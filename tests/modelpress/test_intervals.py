@@ -16,7 +16,7 @@ from modelpress.intervals import (
     share_interval,
     tango_statistic,
 )
-from modelpress.reports import PairedCounts
+from modelpress.metrics import PairedCounts
 
 
 @pytest.mark.parametrize(
