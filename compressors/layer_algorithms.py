@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from compressors.codebook_grid import CodebookWeight
 from compressors.decoder_families import LinearGroup
 from compressors.integer_grid import IntegerGrid, QuantizedWeight
 from modelpress.quantization_recipes import QuantizeWeights
@@ -54,6 +55,7 @@ class LayerWork:
     arguments: Mapping[str, Any]
     """Keyword arguments of the layer's forward pass beside the hidden states: positions, mask."""
     grid: IntegerGrid
+    """Of a codebook scheme only its group size means something: the levels are the scheme's."""
     device: torch.device
     seed: int
     """Of this layer: it differs from layer to layer."""
@@ -72,8 +74,12 @@ class LayerOutcome:
     inside it, e.g. `input_layernorm.weight`, that must be stored anew in the base's dtype.
     """
 
-    weights: Mapping[str, QuantizedWeight]
+    weights: Mapping[str, QuantizedWeight | CodebookWeight]
     changed: Mapping[str, Tensor] = field(default_factory=dict)
+    rescaled: Mapping[str, Tensor] = field(default_factory=dict)
+    """Where channels were scaled: the float tensors, by their names inside the layer, that `weights` were rounded from,
+    e.g. `mlp.down_proj.weight`. The base's layer with `changed` and these computes what the base's layer computes; the
+    errors in the record are measured against it."""
     fallbacks: Mapping[str, str] = field(default_factory=dict)
     """Linear layers that were quantized by rounding alone though the recipe says otherwise, and why."""
     details: Mapping[str, float] = field(default_factory=dict)

@@ -56,3 +56,6 @@ class Sink(Protocol):
     @property
     def entries(self) -> Mapping[str, FileEntry]:
         """Every complete file so far, by relative path."""
+
+    def written(self) -> Source:
+        """The complete files so far, to read again what was written or kept."""

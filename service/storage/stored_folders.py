@@ -126,6 +126,9 @@ class StoreSink:
         self._add(FileEntry(path, blob.size_bytes, blob.digest))
         fault_point("sink.file.after")
 
+    def written(self) -> StoredFolder:
+        return StoredFolder(Manifest(tuple(self._entries.values())), self._store)
+
     def finish(self) -> Manifest:
         """Store the manifest of the complete files. Its digest is that of `put_folder` for the same files."""
         manifest = Manifest(tuple(self._entries.values()))
