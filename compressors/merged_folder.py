@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -27,9 +27,6 @@ def write_beside(base: WeightFiles, plan: OutputPlan, *, config: Mapping[str, An
 
     Returns a warning for each file that is left out: weights that the merge did not read.
     """
-    files = base.source.files
-    weights = {file.path for file in base.files}
-    stale = sorted(path for path in files if path.endswith((".safetensors", *FOREIGN_WEIGHTS)) and path not in weights)
     new = {} if config == read_json(base.source, CONFIG) else {CONFIG: json_bytes(config)}
     index = plan.index(base)
     if base.index is not None and index is not None:
@@ -37,7 +34,18 @@ def write_beside(base: WeightFiles, plan: OutputPlan, *, config: Mapping[str, An
     for path, data in new.items():
         with sink.write(path) as write:
             write(data)
-    for path in sorted(files.keys() - {*new, *weights, *stale}):
+    return keep_others(base, new, sink=sink)
+
+
+def keep_others(base: WeightFiles, written: Collection[str], *, sink: Sink) -> tuple[str, ...]:
+    """Keep every file of the base that is neither `written` nor weights.
+
+    Returns a warning for each file that is left out: weights that were not read.
+    """
+    files = base.source.files
+    weights = {file.path for file in base.files}
+    stale = sorted(path for path in files if path.endswith((".safetensors", *FOREIGN_WEIGHTS)) and path not in weights)
+    for path in sorted(files.keys() - {*written, *weights, *stale}):
         keep(files[path], sink)
     return tuple(f"{path} was left out: it holds the weights as they were before" for path in stale)
 

@@ -84,6 +84,11 @@ class WeightFiles:
             raise InvalidModel(f"{index} has no `weight_map`: save the weights with save_pretrained", field=index)
         return WeightFiles(source, tuple(_read_file(source, path) for path in sorted(set(weight_map.values()))), index)
 
+    @staticmethod
+    def of_file(source: Source, path: str) -> WeightFiles:
+        """One safetensors file of any name."""
+        return WeightFiles(source, (_read_file(source, path),), None)
+
     @cached_property
     def tensors(self) -> Mapping[str, StoredTensor]:
         found: dict[str, StoredTensor] = {}
