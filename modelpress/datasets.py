@@ -6,7 +6,7 @@ A dataset artifact is a folder with one or more `.jsonl` files, read in the orde
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -85,8 +85,8 @@ def read_labelled_texts(
     """
     names = LabelNames(tuple(known_labels), tuple(label_names))
     texts, labels, respelt = [], [], {}
-    for where, row in _rows(folder):
-        texts.append(_text(row, text_column, where))
+    for where, row in dataset_rows(folder):
+        texts.append(text_of(row, text_column, where))
         given = names.name(_label(row, label_column, where), where, label_column)
         labels.append(names.of_model(given, where, label_column))
         if given != labels[-1]:
@@ -97,7 +97,7 @@ def read_labelled_texts(
 
 def read_texts(folder: Path, *, text_column: str) -> LabelledTexts:
     """Read every row's text; labels, where there are any, are not looked at."""
-    return LabelledTexts(tuple(_text(row, text_column, where) for where, row in _rows(folder)), ())
+    return LabelledTexts(tuple(text_of(row, text_column, where) for where, row in dataset_rows(folder)), ())
 
 
 def rows_of(source: TextIO, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -113,7 +113,8 @@ def rows_of(source: TextIO, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
         raise InvalidDataset(f"{name} is not UTF-8 text ({error.reason}): convert it to UTF-8") from None
 
 
-def _rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def dataset_rows(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of every .jsonl file of a dataset with their places. InvalidDataset where there is none."""
     files = sorted(file for file in folder.rglob("*") if file.suffix.lower() == ".jsonl" and file.is_file())
     if not files:
         raise InvalidDataset(NO_FILE)
@@ -144,7 +145,7 @@ def _object(line: str, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise InvalidDataset(f"{where}: not a JSON object with every key given once") from None
     if not isinstance(row, dict):
-        raise InvalidDataset(f"{where}: expected a JSON object, found {_kind(row)}")
+        raise InvalidDataset(f"{where}: expected a JSON object, found {kind_of(row)}")
     return row
 
 
@@ -156,10 +157,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return row
 
 
-def _text(row: dict[str, Any], column: str, where: str) -> str:
+def text_of(row: Mapping[str, Any], column: str, where: str) -> str:
+    """The text in `column`; InvalidDataset naming place and column where there is none."""
     value = _cell(row, column, where)
     if not isinstance(value, str):
-        raise InvalidDataset(f"{where}: column {column!r} holds {_kind(value)}, expected text", field=column)
+        raise InvalidDataset(f"{where}: column {column!r} holds {kind_of(value)}, expected text", field=column)
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -170,16 +172,17 @@ def _text(row: dict[str, Any], column: str, where: str) -> str:
 def _label(row: dict[str, Any], column: str, where: str) -> str | int:
     value = _cell(row, column, where)
     if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise InvalidDataset(f"{where}: column {column!r} holds {_kind(value)}, expected a label name", field=column)
+        raise InvalidDataset(f"{where}: column {column!r} holds {kind_of(value)}, expected a label name", field=column)
     return value
 
 
-def _cell(row: dict[str, Any], column: str, where: str) -> Any:
+def _cell(row: Mapping[str, Any], column: str, where: str) -> Any:
     if column not in row:
         columns = ", ".join(row)[:200] or "none"
         raise InvalidDataset(f"{where}: no column {column!r}; columns here: {columns}", field=column)
     return row[column]
 
 
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """What a cell of JSON holds, for an error."""
     return "null" if value is None else type(value).__name__
