@@ -1,4 +1,4 @@
-"""ONNX Runtime's operator for quantized weights, com.microsoft MatMulNBits, on exactly the codes of a `QuantizedWeight`.
+"""ONNX Runtime's operator for quantized weights, com.microsoft MatMulNBits, on exactly the codes of `QuantizedWeight`.
 
 y = x W', W = (code - zero point) * scale, computed in FP32: `accuracy_level` is left out, so x is never rounded. Layout
 of its inputs, as the operator's documentation has it: codes and zero points unsigned, moved by 2^(b-1); 4-bit ones two

@@ -29,7 +29,7 @@ def measure_parity(model: Path, *, reference: Path, resources: Resources) -> Par
 
     Raises InvalidModel where either side is not finite: such logits differ by no number.
     """
-    tensors = _read(reference)
+    tensors = read_reference(reference)
     opened = open_onnx(model, resources)
     expected_NK, ids_NT = tensors["logits"], tensors["input_ids"]
     inputs = {
@@ -61,7 +61,8 @@ def compare_logits(expected_NK: NDArray[np.float32], found_NK: NDArray[np.float3
     )
 
 
-def _read(reference: Path) -> dict[str, NDArray[Any]]:
+def read_reference(reference: Path) -> dict[str, NDArray[Any]]:
+    """The tensors that the export wrote; DataLoss where one is missing or there are no rows."""
     try:
         tensors: dict[str, NDArray[Any]] = load_file(reference / REFERENCE_FILE)
     except (OSError, SafetensorError) as error:

@@ -89,7 +89,7 @@ def open_onnx(model: Path, resources: Resources) -> OnnxModel:
     """
     read_onnx(model)
     config = read_config(model)
-    session = _session(model / MODEL_FILE, resources)
+    session = open_session(model / MODEL_FILE, resources)
     return OnnxModel(
         session=session,
         inputs=_inputs(session),
@@ -125,7 +125,8 @@ def label_names(config: Mapping[str, Any]) -> tuple[str, ...]:
     return names
 
 
-def _session(file: Path, resources: Resources) -> Any:
+def open_session(file: Path, resources: Resources) -> Any:
+    """An ONNX Runtime session on exactly the provider and threads asked for; FailedPrecondition where it falls back."""
     providers = PROVIDERS[resources.device]
     first = providers[0] if isinstance(providers[0], str) else providers[0][0]
     if first not in onnxruntime.get_available_providers():
