@@ -1,6 +1,7 @@
 """How each gate is judged: which part of the measurements answers its question, and with which figure.
 
 - accuracy drop and flips are shares of a sample: on their interval at the policy's confidence, computed here;
+- perplexity, top-1 agreement and the flips of tokens come from windows of tokens: on their interval over the windows;
 - speed varies from run to run: on the order-statistic interval of the median speed-up;
 - size and parity are facts of the files and of the fixed parity inputs: the figure against the bound;
 - the KL gates speak about the probes themselves, not about a population: the figure against the bound;
@@ -20,28 +21,31 @@ from modelpress.documents import Document
 from modelpress.errors import FailedPrecondition
 from modelpress.gate_results import Question, Sample, judge_figure, judge_sample, unjudged
 from modelpress.intervals import accuracy_drop, examples_needed, paired_difference_interval, share_interval
+from modelpress.language_judges import judge_perplexity, judge_token_flips, judge_top1
 from modelpress.merge_recipes import NO_REFERENCE
 from modelpress.merge_reports import MergeReport
-from modelpress.metrics import Interval
+from modelpress.metrics import Footprint, Interval, PairedCounts, ParityReport
 from modelpress.policies import AccuracyDrop, Flips, Speed
 from modelpress.reports import DriftReport, EvaluationReport, GateResult, LatencyRow, Measured, Outcome
 
 SPEED_CONFIDENCE = 0.95
 """Confidence of the median speed-up's interval: the latency run measures at it, the speed gate demands it."""
 
-_ONLY_MERGED = "a recipe that only merges is not evaluated on data"
+ONLY_MERGED = "a recipe that only merges is not evaluated on data"
 NOT_MEASURED: Mapping[str, str] = {
     "merge": "the recipe merges nothing",
-    "evaluation": _ONLY_MERGED,
-    "drift": _ONLY_MERGED,
+    "evaluation": "latency is measured of classifiers only",
+    "language": "tokens are compared of language models only, by an evaluation with task: text-generation",
+    "paired": "the evaluation dataset has no questions, which are rows with choices and an answer",
+    "parity": "of a language model only an ONNX export is compared with torch",
 }
-"""Why a part of the measurements is not there."""
+"""Why a part of the measurements is not there, where the recipe does more than merge."""
 
 
 class Judge(NamedTuple):
-    """One gate: who answers from which part of the measurements, the policy's field for the bound, the unit."""
+    """One gate: who answers from which part of `Measured`, the policy's field for the bound, the unit."""
 
-    part: Literal["merge", "evaluation", "drift"]
+    part: Literal["merge", "evaluation", "drift", "language", "paired", "footprint", "parity"]
     answer: Callable[[Question, Any, Any], GateResult]
     bound: str
     unit: str
@@ -53,12 +57,15 @@ def judge(name: str, gate: Document, measured: Measured) -> GateResult:
     row = JUDGES[name]
     question = Question(name, getattr(gate, row.bound), row.unit, row.comparison)
     part = getattr(measured, row.part)
-    return unjudged(question, None, NOT_MEASURED[row.part]) if part is None else row.answer(question, gate, part)
+    return unjudged(question, None, _missing(row, measured)) if part is None else row.answer(question, gate, part)
 
 
-def _accuracy_drop(question: Question, gate: AccuracyDrop, evaluation: EvaluationReport) -> GateResult:
-    paired = evaluation.paired
+def _missing(row: Judge, measured: Measured) -> str:
+    only_merged = row.part != "merge" and measured.footprint is None
+    return ONLY_MERGED if only_merged else NOT_MEASURED[row.part]
 
+
+def _accuracy_drop(question: Question, gate: AccuracyDrop, paired: PairedCounts) -> GateResult:
     def interval_at(n: int) -> Interval:
         lost, gained = (count * n / paired.n for count in (paired.only_baseline_right, paired.only_candidate_right))
         return paired_difference_interval(lost, gained, n, confidence=gate.confidence)
@@ -71,6 +78,8 @@ def _accuracy_drop(question: Question, gate: AccuracyDrop, evaluation: Evaluatio
 
 
 def _flips(question: Question, gate: Flips, drift: DriftReport) -> GateResult:
+    if drift.clusters:
+        return judge_token_flips(question, gate, drift)
     flips, n = drift.flips, drift.n
 
     def interval_at(examples: int) -> Interval:
@@ -92,8 +101,7 @@ def _kl_p99(question: Question, _: Document, drift: DriftReport) -> GateResult:
     return judge_figure(question, drift.kl_p99.value)
 
 
-def _size(question: Question, _: Document, evaluation: EvaluationReport) -> GateResult:
-    footprint = evaluation.footprint
+def _size(question: Question, _: Document, footprint: Footprint) -> GateResult:
     figure = footprint.ratio if footprint.baseline_bytes > 0 and footprint.candidate_bytes > 0 else None
     return judge_figure(question, figure)
 
@@ -103,7 +111,7 @@ def _speed(question: Question, gate: Speed, evaluation: EvaluationReport) -> Gat
     if row.speedup_interval.confidence < SPEED_CONFIDENCE:
         why = f"{row.repeats} repeats give no {SPEED_CONFIDENCE:.0%} interval of the median; at least 6 are needed"
         return unjudged(question, row.speedup, why)
-    return judge_sample(question, Sample(row.speedup, row.speedup_interval, row.repeats, lambda: None))
+    return judge_sample(question, Sample(row.speedup, row.speedup_interval, row.repeats, lambda: None, "repeats"))
 
 
 def _latency_row(gate: Speed, rows: tuple[LatencyRow, ...]) -> LatencyRow:
@@ -122,8 +130,7 @@ def shape_text(batch_size: int, sequence_length: int) -> str:
     return f"{batch_size} x {sequence_length}"
 
 
-def _parity(question: Question, _: Document, evaluation: EvaluationReport) -> GateResult:
-    parity = evaluation.parity
+def _parity(question: Question, _: Document, parity: ParityReport) -> GateResult:
     return judge_figure(question, parity.max_logit_difference if parity.n > 0 else None)
 
 
@@ -167,13 +174,15 @@ def _merge_change(question: Question, _: Document, merge: MergeReport) -> GateRe
 
 
 JUDGES: Mapping[str, Judge] = {
-    "accuracy_drop": Judge("evaluation", _accuracy_drop, "max", "fraction"),
+    "accuracy_drop": Judge("paired", _accuracy_drop, "max", "fraction"),
     "flips": Judge("drift", _flips, "max_share", "fraction"),
     "kl_mean": Judge("drift", _kl_mean, "max", "nats"),
     "kl_p99": Judge("drift", _kl_p99, "max", "nats"),
-    "size": Judge("evaluation", _size, "max_ratio", "ratio"),
+    "size": Judge("footprint", _size, "max_ratio", "ratio"),
     "speed": Judge("evaluation", _speed, "min_ratio", "ratio", ">="),
-    "parity": Judge("evaluation", _parity, "max_logit_difference", "logits"),
+    "parity": Judge("parity", _parity, "max_logit_difference", "logits"),
+    "perplexity": Judge("language", judge_perplexity, "max_ratio", "ratio"),
+    "top1_agreement": Judge("language", judge_top1, "min_share", "fraction", ">="),
     "merge_difference": Judge("merge", _merge_difference, "max", "fraction"),
     "merge_logits": Judge("merge", _merge_logits, "max", "fraction"),
     "merge_change": Judge("merge", _merge_change, "max", "fraction"),

@@ -23,7 +23,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Sample:
-    """A figure that another sample, or another run, would give differently. `n` counts examples or repeats.
+    """A figure that another sample, or another run, would give differently. `n` counts `counted`.
 
     `needed` computes how many examples would tell where the interval holds the bound; None where none would.
     """
@@ -32,15 +32,22 @@ class Sample:
     interval: Interval
     n: int
     needed: Callable[[], int | None]
+    counted: str = "examples"
+    windows: int | None = None
+    """Where tokens are counted: the windows that they stand in."""
+
+    @property
+    def basis(self) -> str:
+        """E.g. `2,101 examples`, `8,176 tokens in 16 windows`."""
+        return f"{self.n:,} {self.counted}" + (f" in {self.windows:,} windows" if self.windows else "")
 
 
 class Wording(NamedTuple):
-    """How a gate's figure is written: `scale` times the figure, then `suffix`; `counted` names what n counts."""
+    """How a gate's figure is written: `scale` times the figure, then `suffix`."""
 
     title: str
     scale: float
     suffix: str
-    counted: str = "examples"
 
 
 WORDINGS: Mapping[str, Wording] = {
@@ -49,8 +56,10 @@ WORDINGS: Mapping[str, Wording] = {
     "kl_mean": Wording("Mean KL divergence", 1, " nats"),
     "kl_p99": Wording("99th percentile of the KL divergence", 1, " nats"),
     "size": Wording("Size", 100, " % of the baseline's bytes"),
-    "speed": Wording("Speed-up", 1, "x", "repeats"),
+    "speed": Wording("Speed-up", 1, "x"),
     "parity": Wording("Largest logit difference between torch and the runtime", 1, ""),
+    "perplexity": Wording("Perplexity over the baseline's", 1, ""),
+    "top1_agreement": Wording("Share of equal most likely tokens", 100, " %"),
     "merge_difference": Wording("Largest output difference of a merged layer", 1, " of the output's norm"),
     "merge_logits": Wording("Largest logit difference of the merged model", 1, " of the largest logit"),
     "merge_change": Wording("Largest change of a tensor", 1, " of its norm"),
@@ -77,7 +86,7 @@ def judge_sample(question: Question, sample: Sample | None) -> GateResult:
     outcome = _outcome(question, sample.interval)
     needed = sample.needed() if outcome is Outcome.INCONCLUSIVE else None
     claim = _claim(question, sample.figure, _drawn(question, sample))
-    sentence = f"{claim}: {_because(question, outcome, sample, needed)}."
+    sentence = f"{claim}: {_because(outcome, sample, needed)}."
     result = _result(question, outcome, sample.figure, sentence)
     return result.model_copy(update={"interval": sample.interval, "examples_needed": needed})
 
@@ -99,12 +108,11 @@ def _outcome(question: Question, interval: Interval) -> Outcome:
     return Outcome.PASSED if passed else Outcome.FAILED if failed else Outcome.INCONCLUSIVE
 
 
-def _because(question: Question, outcome: Outcome, sample: Sample, needed: int | None) -> str:
+def _because(outcome: Outcome, sample: Sample, needed: int | None) -> str:
     if outcome is not Outcome.INCONCLUSIVE:
         return outcome.name.lower()
-    counted = WORDINGS[question.name].counted
     cure = f"about {needed:,} would at the rates seen" if needed else "more of them may"
-    return f"the interval holds the bound, so {sample.n:,} {counted} cannot tell; {cure}"
+    return f"the interval holds the bound, so {sample.basis} cannot tell; {cure}"
 
 
 def _claim(question: Question, figure: float, basis: str) -> str:
@@ -120,7 +128,7 @@ def _drawn(question: Question, sample: Sample) -> str:
     """E.g. `95 % interval -0.14 to 0.91, 2,101 examples`."""
     wording, digits = WORDINGS[question.name], _digits(question, sample.figure)
     low, high = (_number(wording, end, digits) for end in (sample.interval.low, sample.interval.high))
-    return f"{100 * sample.interval.confidence:.3g} % interval {low} to {high}, {sample.n:,} {wording.counted}"
+    return f"{100 * sample.interval.confidence:.3g} % interval {low} to {high}, {sample.basis}"
 
 
 def _digits(question: Question, figure: float) -> int:

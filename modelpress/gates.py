@@ -1,6 +1,6 @@
 """The gate: a policy and the stored measurements in, one verdict out.
 
-    decision = decide(policy, Measured(merge, evaluation, drift))
+    decision = decide(policy, Measured(merge, evaluation, drift, language))
     decision.verdict            # APPROVED, REJECTED or INCONCLUSIVE
     decision.gates[0].sentence  # for people
 
@@ -14,10 +14,11 @@ from collections.abc import Mapping
 
 from modelpress.documents import Document
 from modelpress.errors import InvalidPolicy
-from modelpress.evaluations import Evaluation, Latency
+from modelpress.evaluations import AnyEvaluation, Evaluation, Latency
 from modelpress.gate_judges import (
     JUDGES,
     NOT_MEASURED,
+    ONLY_MERGED,
     SPEED_CONFIDENCE,
     judge,
     shape_text,
@@ -42,9 +43,9 @@ def decide(policy: Policy, measured: Measured) -> GateDecision:
     return GateDecision(verdict=_verdict(results), gates=results, not_applied=left_out)
 
 
-def check_measurable(policy: Policy, evaluation: Evaluation, recipe: Recipe) -> None:
+def check_measurable(policy: Policy, evaluation: AnyEvaluation, recipe: Recipe) -> None:
     """Raise InvalidPolicy where a gate asks for what will not be measured: found before anything runs."""
-    unmeasured = _unmeasured(recipe)
+    unmeasured = _unmeasured(evaluation, recipe)
     for name in _applied(policy):
         if name in unmeasured:
             usable = ", ".join(known for known in JUDGES if known not in unmeasured)
@@ -52,7 +53,7 @@ def check_measurable(policy: Policy, evaluation: Evaluation, recipe: Recipe) -> 
                 f"gates.{name} cannot be judged: {unmeasured[name]}; gates that can be used here: {usable}",
                 field=f"policy.gates.{name}",
             )
-    if policy.gates.speed is not None:
+    if policy.gates.speed is not None and isinstance(evaluation, Evaluation):
         _check_speed(policy.gates.speed, evaluation.latency)
 
 
@@ -62,13 +63,25 @@ def _applied(policy: Policy) -> dict[str, Document]:
     return {name: gate for name, gate in gates.items() if gate is not None}
 
 
-def _unmeasured(recipe: Recipe) -> Mapping[str, str]:
-    """Gates that get no figure from this recipe, and why."""
+def _unmeasured(evaluation: AnyEvaluation, recipe: Recipe) -> Mapping[str, str]:
+    """Gates that get no figure, and why. Whether a dataset has questions only measuring tells."""
     merge = recipe.merge
     compared = {"merge_difference": merge.without_reference, "merge_logits": merge.without_logits} if merge else {}
     missing = {name: why for name, why in compared.items() if why}
-    absent = {"merge": merge is None, "evaluation": recipe.is_merge_only, "drift": recipe.is_merge_only}
-    return missing | {name: NOT_MEASURED[row.part] for name, row in JUDGES.items() if absent[row.part]}
+    absent = _absent(evaluation, recipe)
+    return missing | {name: absent[row.part] for name, row in JUDGES.items() if row.part in absent}
+
+
+def _absent(evaluation: AnyEvaluation, recipe: Recipe) -> Mapping[str, str]:
+    """Parts of `Measured` that will be None, and why."""
+    parts = [] if recipe.merge else ["merge"]
+    if recipe.is_merge_only:
+        return {row.part: ONLY_MERGED for row in JUDGES.values() if row.part != "merge"}
+    if isinstance(evaluation, Evaluation):
+        parts.append("language")
+    else:
+        parts += ["evaluation"] if recipe.export.format == "onnx" else ["evaluation", "parity"]
+    return {part: NOT_MEASURED[part] for part in parts}
 
 
 def _check_speed(speed: Speed, latency: Latency) -> None:

@@ -8,6 +8,12 @@
       speed: {min_ratio: 3.0, batch_size: 1, sequence_length: 64}
       parity: {max_logit_difference: 0.001}
 
+For language models, which have no `speed` gate, also:
+
+    gates:
+      perplexity: {max_ratio: 1.1}
+      top1_agreement: {min_share: 0.8}
+
 For recipes that merge, also of a policy of their own:
 
     gates:
@@ -31,7 +37,7 @@ from modelpress.errors import InvalidPolicy
 
 
 class AccuracyDrop(Document):
-    """Baseline accuracy minus candidate accuracy, paired over the same examples; fraction in [0, 1].
+    """Baseline accuracy minus candidate accuracy, paired over the same examples or questions; fraction in [0, 1].
 
     Passes when the interval's upper end is at most `max`, fails when its lower end is above, and is
     inconclusive between.
@@ -42,7 +48,11 @@ class AccuracyDrop(Document):
 
 
 class Flips(Document):
-    """Share of examples whose predicted label differs between baseline and candidate; judged on its interval."""
+    """Share of examples whose predicted label differs between baseline and candidate; judged on its interval.
+
+    Of a language model an example is a token and its label the most likely next one; tokens of one window are not
+    independent of each other, and the interval allows for that.
+    """
 
     max_share: float = Field(ge=0, le=1)
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
@@ -61,7 +71,7 @@ class KlP99(Document):
 
 
 class Size(Document):
-    """Bytes of the candidate's model files over those of the FP32 baseline's export."""
+    """Bytes of the candidate's model files over those of the baseline's, in the format that it is measured in."""
 
     max_ratio: float = Field(gt=0)
 
@@ -83,6 +93,20 @@ class Parity(Document):
     """Largest absolute logit difference between the compressed model in torch and its export in the runtime."""
 
     max_logit_difference: float = Field(ge=0)
+
+
+class Perplexity(Document):
+    """Candidate perplexity over baseline perplexity on the same tokens; judged on its interval, paired over windows."""
+
+    max_ratio: float = Field(gt=0)
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+
+
+class Top1Agreement(Document):
+    """Share of tokens where both models find the same next token most likely; judged on its interval."""
+
+    min_share: float = Field(ge=0, le=1)
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
 
 
 class MergeDifference(Document):
@@ -115,6 +139,8 @@ class Gates(Document):
     size: Size | None = None
     speed: Speed | None = None
     parity: Parity | None = None
+    perplexity: Perplexity | None = None
+    top1_agreement: Top1Agreement | None = None
     merge_difference: MergeDifference | None = None
     merge_logits: MergeLogits | None = None
     merge_change: MergeChange | None = None

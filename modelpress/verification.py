@@ -10,7 +10,7 @@ Needs no server, no network and no torch, and trusts nothing in the folder. What
     2  `approval.dsse.json` is an approval, and both statements are signed by the given key
     3  the approval's subjects are the model and the documents that are there
     4  `report.json` is about the same conversion, model, recipe and policy, says what the approval says, and
-       its figures do not contradict each other
+       its figures do not contradict each other, nor the records of the stages that merged or quantized
     5  `policy.yaml`, applied again to the report's own measurements, gives that verdict and those gates
     6  the key is not a development key, unless the caller allows one
 
@@ -45,6 +45,7 @@ from modelpress.manifests import FileEntry, Manifest
 from modelpress.merge_changes import check_changes
 from modelpress.output import APPROVAL, DOCUMENTS, MODEL, MODEL_SIGNATURE, POLICY, RECIPE, REPORT
 from modelpress.policies import read_policy
+from modelpress.quantized_layers import check_layers
 from modelpress.reports import SCHEMA_VERSION, GateResult, Report, Verdict
 from modelpress.signed_files import SignedFiles, read_bytes, read_signed_files
 
@@ -82,6 +83,7 @@ def verify_folder(folder: Path, *, public_key_pem: str, allow_development_key: b
     report = _report(files.read(REPORT))
     _check_same(report, approval, files, model)
     check_changes(report)
+    check_layers(report)
     _check_decision(report, files.read(POLICY))
     return Verification(
         conversion=report.conversion,
