@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from modelpress.errors import InvalidRecipe, InvalidRequest
 from modelpress.merge_recipes import MergeModels
-from modelpress.recipes import Recipe
+from modelpress.recipes import ENCODER_STAGES, Recipe
 
 MAX_SEED = 2**31 - 1
 MAX_PRIORITY = 100
@@ -22,6 +22,10 @@ MAX_DURATION_S = 315_576_000_000.0
 MAX_MERGED = 64
 MAX_LABELS = 64
 MAX_LABEL_VALUE_CHARACTERS = 255
+CLASSIFIER_TASK = "text-classification"
+LANGUAGE_TASK = "text-generation"
+EVALUATION_DATA: Mapping[str, str] = {CLASSIFIER_TASK: "labelled dataset", LANGUAGE_TASK: "dataset of texts"}
+"""What the verdict is measured on, by task."""
 
 _NAME = re.compile(r"[a-z0-9_-]{1,63}")
 _LABEL_KEY = re.compile(r"[a-z0-9_./-]{1,63}")
@@ -41,6 +45,8 @@ class Given:
     """Those of train, validation, evaluation and probes that are there."""
     has_evaluation_document: bool = False
     """Whether the evaluation is written out, not left to its defaults."""
+    task: str = "text-classification"
+    """The evaluation's."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +75,20 @@ def check_inputs(recipe: Recipe, given: Given) -> None:
         _check_merged(recipe, kind, names)
     _check_model_weights(recipe, given.models)
     _check_datasets(recipe, given)
-    _check_training_data(recipe, given.datasets)
+    _check_training_data(recipe, given)
+
+
+def check_task(recipe: Recipe, task: str) -> None:
+    """The evaluation's task is the one that the recipe's stages are for; merging and exporting are for either."""
+    method = next((stage.method for stage in recipe.stages if stage.method in ENCODER_STAGES), None)
+    wanted = LANGUAGE_TASK if recipe.quantize_weights else CLASSIFIER_TASK if method else task
+    if task != wanted:
+        raise InvalidRequest(
+            f"evaluation.task is {task!r}, and the recipe's {method or 'quantize_weights'!r} is for models of the task "
+            f"{wanted!r}: write `task: {wanted}` into the evaluation document (`--evaluation`)",
+            field="evaluation.task",
+            reason="TASK_MISFIT",
+        )
 
 
 def check_order(*, seed: int, priority: int) -> None:
@@ -226,23 +245,30 @@ def _check_datasets(recipe: Recipe, given: Given) -> None:
             )
     elif "evaluation" not in given.datasets:
         raise InvalidRequest(
-            "inputs.evaluation is required: name the labelled dataset that the verdict is measured on "
+            f"inputs.evaluation is required: name the {EVALUATION_DATA[given.task]} that the verdict is measured on "
             "(artifacts/sha256:<hex>); only a recipe that ends with export's format 'safetensors' needs none",
             field="inputs.evaluation",
             reason="EVALUATION_DATA_MISSING",
         )
 
 
-def _check_training_data(recipe: Recipe, datasets: Collection[str]) -> None:
-    """Stages that read training data have some, e.g. QAT."""
+def _check_training_data(recipe: Recipe, given: Given) -> None:
+    """Stages that read training data have some, e.g. QAT; held-out data is given only where it is read."""
     readers = recipe.needs_training_data
-    if readers and "train" not in datasets:
+    if readers and "train" not in given.datasets:
         raise InvalidRequest(
             f"inputs.train is required: the recipe's {', '.join(dict.fromkeys(readers))} reads training data",
             field="inputs.train",
             reason="TRAINING_DATA_MISSING",
         )
-    if "validation" in datasets and "train" not in datasets:
+    if "validation" in given.datasets and given.task == LANGUAGE_TASK:
+        raise InvalidRequest(
+            "inputs.validation is set, and nothing reads it: the stages of a language model hold no data out; leave it "
+            "out",
+            field="inputs.validation",
+            reason="INPUT_NOT_READ",
+        )
+    if "validation" in given.datasets and "train" not in given.datasets:
         raise InvalidRequest(
             "inputs.validation is set and inputs.train is not: held-out data serves stages that train",
             field="inputs.validation",

@@ -30,6 +30,7 @@ from modelpress.request_rules import (
     check_memory_limit,
     check_model,
     check_order,
+    check_task,
     check_timeout,
 )
 
@@ -39,7 +40,7 @@ CONVERSION_NAME = re.compile(r"conversions/[A-Za-z0-9_-]{1,63}")
 
 @dataclass(frozen=True)
 class Documents:
-    """Recipe, policy and evaluation as people wrote them; an empty evaluation means the defaults.
+    """Recipe, policy and evaluation as people wrote them; an empty evaluation means the defaults of the recipe's task.
 
     Every gate of the policy can be judged by what the recipe and the evaluation have measured.
     """
@@ -49,6 +50,7 @@ class Documents:
     evaluation: str = ""
 
     def __post_init__(self) -> None:
+        check_task(self.parsed_recipe, self.parsed_evaluation.task)
         check_measurable(self.parsed_policy, self.parsed_evaluation, self.parsed_recipe)
 
     @cached_property
@@ -129,6 +131,7 @@ class ConversionRequest:
             models=tuple((model.name, model.weight) for model in self.models),
             datasets=frozenset(role for role, name in datasets.items() if name),
             has_evaluation_document=bool(self.documents.evaluation.strip()),
+            task=self.documents.parsed_evaluation.task,
         )
         check_inputs(self.documents.parsed_recipe, given)
         _check_artifact("base", self.base)

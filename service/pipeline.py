@@ -1,50 +1,28 @@
 """The main path: merge -> check -> compress -> export -> evaluate -> drift -> gate -> sign -> publish.
 
-Each arrow is one immutable value, each step one function. This module is torch-free and runs in the service process:
-a compute step sends digests to the conversion's worker process and receives a digest. The verdict is computed here,
-from what was measured; a worker's word on it does not exist.
+Each arrow is one immutable value, each step one function. From `compress` to `drift` the way of a classifier stands
+here, that of a language model in `service.language_pipeline`. Both are torch-free and run in the service process: a
+compute step sends digests to the conversion's worker process and receives a digest. The verdict is computed here, from
+what was measured; a worker's word on it does not exist.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from modelpress.digests import Digest
-from modelpress.errors import InternalError
 from modelpress.gates import decide
 from modelpress.merge_reports import MergeReport
 from modelpress.reports import DriftReport, EvaluationReport, Measured
 from service.desk import Desk
-from service.plan import MERGE_CHECK, Plan, PlannedStage, make_plan
+from service.language_pipeline import make_language_candidate
+from service.plan import BASELINE_EXPORT, CANDIDATE_EXPORT, MERGE_CHECK, Plan, PlannedStage, make_plan
 from service.publication import Publication, publish
 from service.report.evidence import assemble_drift, assemble_evaluation, assemble_merge, assemble_report, sources
-from service.steps import Step, StepResult
-
-BASELINE_EXPORT = "export/baseline"
-
-
-class Runner(Protocol):
-    """What runs steps: the desk of an attempt, or the preflight's look into the cache."""
-
-    @property
-    def memory_limit_bytes(self) -> int:
-        """The worker's: what the request asks for, else the server's own."""
-
-    def run(self, step: Step) -> StepResult: ...
-
-    def run_paired(self, step: Step) -> StepResult:
-        """As `run`, but measured anew unless every step so far came from the cache."""
-
-
-@dataclass(frozen=True)
-class Compressed:
-    """The baseline and the compressed model as folders of safetensors, with what each stage recorded."""
-
-    baseline: Digest
-    model: Digest
-    stages: tuple[StepResult, ...]
+from service.runner import Candidate, Compressed, Runner, step_of, written
+from service.steps import StepResult
 
 
 @dataclass(frozen=True)
@@ -56,15 +34,6 @@ class Exported:
     parity: Digest
     """The compressed model's own logits on the parity inputs."""
     stage: StepResult
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """What would ship, what each stage recorded, and what was measured."""
-
-    model: Digest
-    stages: tuple[StepResult, ...]
-    measured: Measured
 
 
 def run(desk: Desk) -> Publication:
@@ -82,6 +51,8 @@ def make_candidate(plan: Plan, runner: Runner) -> Candidate:
     merge_report = check_merge(plan, merged, runner)
     if plan.is_merge_only:
         return Candidate(merged.model, merged.stages, Measured(merge_report))
+    if plan.is_language:
+        return make_language_candidate(plan, merged, merge_report, runner)
     compressed = compress(plan, merged, runner)
     exported = export(plan, compressed, runner)
     evaluation = evaluate(plan, exported, runner)
@@ -97,8 +68,8 @@ def merge(plan: Plan, runner: Runner) -> Compressed:
         return Compressed(base, base, ())
     planned = plan.merge
     inputs = {"model": base, **planned.inputs}
-    result = runner.run(_step(plan, planned.name, f"compress/{planned.stage.method}", planned.arguments, inputs))
-    return Compressed(_written(result), _written(result), (result,))
+    result = runner.run(step_of(plan, planned.name, f"compress/{planned.stage.method}", planned.arguments, inputs))
+    return Compressed(written(result), written(result), (result,))
 
 
 def check_merge(plan: Plan, merged: Compressed, runner: Runner) -> MergeReport | None:
@@ -111,7 +82,7 @@ def check_merge(plan: Plan, merged: Compressed, runner: Runner) -> MergeReport |
         return assemble_merge(merged.stages[0], None)
     arguments = {**plan.merge.arguments, "memory_limit_bytes": runner.memory_limit_bytes}
     inputs = {"base": plan.request.base, "merged": merged.model, **plan.merge.inputs}
-    return assemble_merge(merged.stages[0], runner.run(_step(plan, MERGE_CHECK, "merge_check", arguments, inputs)))
+    return assemble_merge(merged.stages[0], runner.run(step_of(plan, MERGE_CHECK, "merge_check", arguments, inputs)))
 
 
 def compress(plan: Plan, merged: Compressed, runner: Runner) -> Compressed:
@@ -119,31 +90,31 @@ def compress(plan: Plan, merged: Compressed, runner: Runner) -> Compressed:
     results, model = list(merged.stages), merged.baseline
     for planned in plan.lossy:
         results.append(_compress(plan, planned, {"model": model, "teacher": merged.baseline}, runner))
-        model = _written(results[-1])
+        model = written(results[-1])
     return Compressed(merged.baseline, model, tuple(results))
 
 
 def export(plan: Plan, compressed: Compressed, runner: Runner) -> Exported:
     """Write baseline and compressed model in the target format, by the same code."""
     baseline = _compress(plan, PlannedStage(BASELINE_EXPORT, plan.export), {"model": compressed.baseline}, runner)
-    planned = PlannedStage("export/candidate", plan.export)
+    planned = PlannedStage(CANDIDATE_EXPORT, plan.export)
     candidate = _compress(plan, planned, {"model": compressed.model}, runner)
     evidence = Digest(candidate.record["evidence"])
-    return Exported(_written(baseline), _written(candidate), evidence, candidate)
+    return Exported(written(baseline), written(candidate), evidence, candidate)
 
 
 def evaluate(plan: Plan, exported: Exported, runner: Runner) -> EvaluationReport:
     """Measure the exported files in their runtime: quality, footprint, parity and paired latency."""
     models = {"baseline": exported.baseline, "candidate": exported.candidate}
     predictions = {role: _predict(plan, f"predict/{role}", models[role], runner) for role in models}
-    digests = {f"{role}_predictions": _written(result) for role, result in predictions.items()}
-    arguments = plan.request.evaluation.model_dump(mode="json", include={"task", "confidence"})
+    digests = {f"{role}_predictions": written(result) for role, result in predictions.items()}
+    arguments = plan.evaluation.model_dump(mode="json", include={"task", "confidence"})
     arguments["dataset"] = str(plan.evaluation_dataset)
-    quality = runner.run(_step(plan, "evaluate/quality", "quality", arguments, {**models, **digests}))
+    quality = runner.run(step_of(plan, "evaluate/quality", "quality", arguments, {**models, **digests}))
     inputs = {"candidate": exported.candidate, "parity": exported.parity}
-    parity = runner.run(_step(plan, "evaluate/parity", "parity", {}, inputs))
-    shapes = plan.request.evaluation.latency.model_dump(mode="json")
-    latency = runner.run_paired(_step(plan, "evaluate/latency", "latency", shapes, models))
+    parity = runner.run(step_of(plan, "evaluate/parity", "parity", {}, inputs))
+    shapes = plan.evaluation.latency.model_dump(mode="json")
+    latency = runner.run_paired(step_of(plan, "evaluate/latency", "latency", shapes, models))
     return assemble_evaluation(predictions, quality, parity, latency)
 
 
@@ -151,10 +122,10 @@ def measure_drift(plan: Plan, exported: Exported, runner: Runner) -> DriftReport
     """Compare both models' answers on the probes; without probes, on the evaluation rows."""
     kind = "probe" if plan.has_probes else "predict"
     models = {"baseline": exported.baseline, "candidate": exported.candidate}
-    inputs = {role: _written(_predict(plan, f"{kind}/{role}", model, runner)) for role, model in models.items()}
+    inputs = {role: written(_predict(plan, f"{kind}/{role}", model, runner)) for role, model in models.items()}
     probes = plan.request.probes or plan.evaluation_dataset
-    arguments = {"confidence": plan.request.evaluation.confidence, "probes": str(probes)}
-    return assemble_drift(runner.run(_step(plan, "drift", "drift", arguments, inputs)))
+    arguments = {"confidence": plan.evaluation.confidence, "probes": str(probes)}
+    return assemble_drift(runner.run(step_of(plan, "drift", "drift", arguments, inputs)))
 
 
 def _compress(plan: Plan, planned: PlannedStage, models: Mapping[str, Digest], runner: Runner) -> StepResult:
@@ -162,30 +133,20 @@ def _compress(plan: Plan, planned: PlannedStage, models: Mapping[str, Digest], r
     arguments: dict[str, Any] = {"stage": planned.stage.model_dump(mode="json")}
     inputs = dict(models)
     if planned.name != BASELINE_EXPORT:
-        evaluation = plan.request.evaluation
+        evaluation = plan.evaluation
         arguments["columns"] = evaluation.model_dump(
             mode="json", include={"text_column", "label_column", "label_names"}
         )
         datasets = {"train": plan.request.train, "validation": plan.request.validation}
         inputs |= {role: digest for role, digest in datasets.items() if digest}
-    return runner.run(_step(plan, planned.name, f"compress/{planned.stage.method}", arguments, inputs))
+    return runner.run(step_of(plan, planned.name, f"compress/{planned.stage.method}", arguments, inputs))
 
 
 def _predict(plan: Plan, name: str, model: Digest, runner: Runner) -> StepResult:
     """Logits of every row. `predict/` reads and checks the labels, `probe/` only the texts."""
-    evaluation = plan.request.evaluation.model_dump(mode="json", exclude={"latency", "confidence"})
+    evaluation = plan.evaluation.model_dump(mode="json", exclude={"latency", "confidence"})
     labelled = name.startswith("predict/")
     dataset = plan.evaluation_dataset if labelled else plan.request.probes or plan.evaluation_dataset
     return runner.run(
-        _step(plan, name, "predict" if labelled else "probe", evaluation, {"model": model, "data": dataset})
+        step_of(plan, name, "predict" if labelled else "probe", evaluation, {"model": model, "data": dataset})
     )
-
-
-def _step(plan: Plan, name: str, operation: str, arguments: Mapping[str, Any], inputs: Mapping[str, Digest]) -> Step:
-    return Step(name=name, operation=operation, arguments=arguments, inputs=inputs, seed=plan.request.seed)
-
-
-def _written(result: StepResult) -> Digest:
-    if result.digest is None:
-        raise InternalError("a step that must write a folder wrote none")
-    return result.digest

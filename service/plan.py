@@ -3,9 +3,17 @@
 compress/1-merge_lora  evaluate/merge          the merge, and what it gave against base plus adapters
 compress/2-prune  ...                          one per further stage before `export`
 export/baseline  export/candidate              the unpruned FP32 model and the compressed one
+
+of a classifier:
+
 predict/baseline  predict/candidate            logits of every evaluation row, in the target runtime
 probe/baseline  probe/candidate                the same for the probes, where the request names some
 evaluate/quality  evaluate/parity  evaluate/latency  drift
+
+of a language model, whose baseline is exported only where the format has a runtime of its own (ONNX):
+
+compare/evaluation  compare/probes             both models on every token of the texts
+evaluate/choices  evaluate/generations  evaluate/parity  evaluate/language  drift
 
 A recipe that only merges ends after the first line. Merged checkpoints have no `evaluate/merge`: there is no
 independent reference for them.
@@ -19,6 +27,7 @@ from typing import Any, TypeVar
 
 from modelpress.digests import Digest
 from modelpress.errors import InternalError
+from modelpress.evaluations import Evaluation, LanguageEvaluation
 from modelpress.merge_recipes import MergeLora, MergeModels
 from modelpress.recipes import Export, Stage
 from service.requests import AdapterRequest, ConversionRequest, ModelRequest
@@ -26,7 +35,9 @@ from service.requests import AdapterRequest, ConversionRequest, ModelRequest
 NamedT = TypeVar("NamedT", AdapterRequest, ModelRequest)
 
 MERGE_CHECK = "evaluate/merge"
-MEASUREMENTS = ("evaluate/quality", "evaluate/parity", "evaluate/latency", "drift")
+BASELINE_EXPORT = "export/baseline"
+CANDIDATE_EXPORT = "export/candidate"
+CLASSIFIER_MEASUREMENTS = ("evaluate/quality", "evaluate/parity", "evaluate/latency", "drift")
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,36 @@ class Plan:
         return self.request.evaluation_dataset
 
     @property
+    def is_language(self) -> bool:
+        """Whether the model generates text; else it classifies it."""
+        return isinstance(self.request.evaluation, LanguageEvaluation)
+
+    @property
+    def evaluation(self) -> Evaluation:
+        """Of a plan for a classifier."""
+        if not isinstance(self.request.evaluation, Evaluation):
+            raise InternalError("a plan for a language model has no evaluation of a classifier")
+        return self.request.evaluation
+
+    @property
+    def language_evaluation(self) -> LanguageEvaluation:
+        """Of a plan for a language model."""
+        if not isinstance(self.request.evaluation, LanguageEvaluation):
+            raise InternalError("a plan for a classifier has no evaluation of a language model")
+        return self.request.evaluation
+
+    @property
+    def exports_baseline(self) -> bool:
+        """Whether the baseline is measured in the target format, not as the safetensors that it is."""
+        return not self.is_language or self.export.format == "onnx"
+
+    @property
+    def calibration(self) -> dict[str, Digest]:
+        """The training dataset by its role, of a language model's plan that reads it; else nothing."""
+        quantizer, train = self.request.recipe.quantize_weights, self.request.train
+        return {"train": train} if train and quantizer and quantizer.needs_calibration else {}
+
+    @property
     def has_probes(self) -> bool:
         return self.request.probes not in (None, self.request.evaluation_dataset)
 
@@ -95,10 +136,19 @@ class Plan:
         if self.is_merge_only:
             return (*merge, *check)
         compress = [planned.name for planned in self.lossy]
-        exports = ["export/baseline", "export/candidate"]
+        exports = [*([BASELINE_EXPORT] if self.exports_baseline else []), CANDIDATE_EXPORT]
+        measure = self._language_steps() if self.is_language else self._classifier_steps()
+        return (*merge, *check, *compress, *exports, *measure)
+
+    def _classifier_steps(self) -> tuple[str, ...]:
         probes = ["probe/baseline", "probe/candidate"] if self.has_probes else []
-        predictions = ["predict/baseline", "predict/candidate", *probes]
-        return (*merge, *check, *compress, *exports, *predictions, *MEASUREMENTS)
+        return ("predict/baseline", "predict/candidate", *probes, *CLASSIFIER_MEASUREMENTS)
+
+    def _language_steps(self) -> tuple[str, ...]:
+        probes = ["compare/probes"] if self.has_probes else []
+        parity = ["evaluate/parity"] if self.exports_baseline else []
+        answers = ["evaluate/choices", "evaluate/generations"]
+        return ("compare/evaluation", *probes, *answers, *parity, "evaluate/language", "drift")
 
 
 def make_plan(request: ConversionRequest) -> Plan:

@@ -18,7 +18,15 @@ from modelpress.errors import InvalidRequest
 from modelpress.evaluations import AnyEvaluation, default_evaluation, read_evaluation
 from modelpress.policies import Policy, read_policy
 from modelpress.recipes import Recipe, read_recipe
-from modelpress.request_rules import Given, check_adapter, check_inputs, check_labels, check_model, check_order
+from modelpress.request_rules import (
+    Given,
+    check_adapter,
+    check_inputs,
+    check_labels,
+    check_model,
+    check_order,
+    check_task,
+)
 from modelpress.requests import Limits
 
 ParsedT = TypeVar("ParsedT")
@@ -75,7 +83,8 @@ class ConversionRequest:
     def __post_init__(self) -> None:
         check_order(seed=self.seed, priority=self.priority)
         check_labels(self.labels)
-        _ = self.evaluation, self.policy  # parsed now, so that a request that exists has three valid texts
+        _ = self.policy  # parsed now, so that a request that exists has three valid texts
+        check_task(self.recipe, self.evaluation.task)
         check_inputs(self.recipe, self._given)
 
     @property
@@ -98,6 +107,7 @@ class ConversionRequest:
             models=tuple((model.name, model.weight) for model in self.models),
             datasets=frozenset(self.datasets),
             has_evaluation_document=bool(self.evaluation_yaml.strip()),
+            task=self.evaluation.task,
         )
 
     @cached_property
@@ -106,7 +116,7 @@ class ConversionRequest:
 
     @cached_property
     def evaluation(self) -> AnyEvaluation:
-        """How to measure; an empty text stands for the defaults."""
+        """How to measure; an empty text stands for the defaults of the recipe's task."""
         if not self.evaluation_yaml.strip():
             return default_evaluation(self.recipe)
         return _parse(read_evaluation, self.evaluation_yaml, "evaluation")

@@ -46,7 +46,8 @@ class InputOptions(ServerOptions):
         typer.Option(
             "--eval",
             metavar="DIR",
-            help="Labelled dataset that the verdict is measured on; a recipe that only merges has none.",
+            help="Dataset that the verdict is measured on: labelled for a classifier, texts for a language model; a "
+            "recipe that only merges has none.",
         ),
     ] = ""
     evaluation: Annotated[
@@ -58,7 +59,11 @@ class InputOptions(ServerOptions):
     ] = ""
     validation: Annotated[
         str,
-        typer.Option("--validation", metavar="DIR", help="Held-out dataset; without it a tenth of the train dataset."),
+        typer.Option(
+            "--validation",
+            metavar="DIR",
+            help="Held-out dataset of a classifier; without it a tenth of the train dataset.",
+        ),
     ] = ""
     probes: Annotated[
         str, typer.Option("--probes", metavar="DIR", help="Texts for the drift check; without it the --eval dataset.")
@@ -108,6 +113,7 @@ class Submission:
             models=tuple((model.name, model.weight) for model in self.models),
             datasets=frozenset(role for role, source in self.datasets.items() if source),
             has_evaluation_document=bool(self.documents.evaluation.strip()),
+            task=self.documents.parsed_evaluation.task,
         )
         check_inputs(self.documents.parsed_recipe, given)
 

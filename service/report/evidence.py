@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 
 from modelpress.digests import Digest, digest_bytes
+from modelpress.language_reports import LanguageReport
 from modelpress.merge_changes import read_changes
 from modelpress.merge_recipes import NO_REFERENCE
 from modelpress.merge_reports import MergeReport
@@ -55,6 +57,30 @@ def assemble_evaluation(
     )
 
 
+@dataclass(frozen=True)
+class LanguageSteps:
+    """What was measured of a language model, each by a step of its own. `parity` is None where nothing was exported to
+    another runtime.
+    """
+
+    language: StepResult
+    choices: StepResult
+    generations: StepResult
+    parity: StepResult | None
+
+
+def assemble_language(steps: LanguageSteps) -> LanguageReport:
+    return LanguageReport.model_validate(
+        {
+            **steps.language.record,
+            **steps.choices.record,
+            **steps.generations.record,
+            "parity": steps.parity.record if steps.parity else None,
+            "measured_by": steps.language.measured_by,
+        }
+    )
+
+
 def assemble_drift(drift: StepResult) -> DriftReport:
     return DriftReport.model_validate(drift.record)
 
@@ -81,11 +107,12 @@ def assemble_report(
         stages=tuple(_stage(result) for result in stages),
         merge=measured.merge,
         evaluation=measured.evaluation,
+        language=measured.language,
         drift=measured.drift,
         decision=decision,
         environment=desk.environment,
         reused_from=desk.reused_from,
-        warnings=tuple(_warnings(request, measured.evaluation)),
+        warnings=(*_data_warnings(request, measured), *_truncation_warnings(measured.evaluation)),
         seconds=now - conversion.started,
     )
 
@@ -109,11 +136,15 @@ def _inputs(request: ConversionRequest, desk: Desk) -> Iterator[Input]:
             yield Input(role=role, digest=str(digest), size_bytes=size, weight=weights.get(role))
 
 
-def _warnings(request: ConversionRequest, evaluation: EvaluationReport | None) -> Iterator[str]:
-    if evaluation and request.probes is None:
+def _data_warnings(request: ConversionRequest, measured: Measured) -> Iterator[str]:
+    """What the datasets that were not given mean for the figures."""
+    if measured.drift and request.probes is None:
         yield "no probes were given: drift was measured on the evaluation texts"
-    if request.train and request.validation is None:
+    if measured.evaluation and request.train and request.validation is None:
         yield "no validation dataset was given: a tenth of the training data was held out to choose by"
+
+
+def _truncation_warnings(evaluation: EvaluationReport | None) -> Iterator[str]:
     for model in (evaluation.baseline, evaluation.candidate) if evaluation else ():
         if model.truncated:
             yield f"{model.truncated} evaluation texts were truncated at the maximum length"
