@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evaluators.stored_weights import NotComparable, StoredTensor, StoredWeights
+from evaluators.stored_weights import NotComparable, StoredTensor, Weights
 
 STATE = re.compile(r"(?P<weight>.+)\.quant_state\.bitsandbytes__(nf4|fp4)")
 SCALES = ".SCB"
@@ -26,10 +26,10 @@ SCALES = ".SCB"
 class DequantizedWeights:
     """The stored weights, the quantized ones of them in FP32 and in their own shapes."""
 
-    stored: StoredWeights
+    stored: Weights
 
     @classmethod
-    def of(cls, stored: StoredWeights) -> DequantizedWeights:
+    def of(cls, stored: Weights) -> DequantizedWeights:
         """NotComparable for other formats than bitsandbytes'."""
         method = stored.config["quantization_config"].get("quant_method")
         if method != "bitsandbytes":

@@ -22,8 +22,9 @@ from evaluators.transformers_language import open_transformers
 class LanguageModel(Protocol):
     """A decoder language model that is open in its runtime. Nothing that it does changes its folder."""
 
-    runtime: str
-    """Library, version, device and arithmetic, e.g. `transformers 5.24.0 cpu float32`."""
+    @property
+    def runtime(self) -> str:
+        """Library, version, device and arithmetic, e.g. `transformers 5.24.0 cpu float32`."""
 
     def logits(self, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
         """Logits [B, T, V] in float32 of int64 ids; `mask_BT` is 1 for tokens and 0 for padding, on either side.

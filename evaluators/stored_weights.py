@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -55,6 +55,18 @@ class StoredTensor:
     @property
     def elements(self) -> int:
         return math.prod(self.shape)
+
+
+class Weights(Protocol):
+    """The config and the tensors of one model, wherever they are stored."""
+
+    @property
+    def config(self) -> Mapping[str, Any]: ...
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]: ...
+
+    def load(self, name: str) -> Tensor: ...
 
 
 @dataclass(frozen=True)
