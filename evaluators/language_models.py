@@ -15,6 +15,7 @@ from typing import Protocol
 from torch import Tensor
 
 from evaluators.onnx_files import MODEL_FILE
+from evaluators.onnx_language import OnnxLanguageModel
 from evaluators.runtimes import Resources
 from evaluators.transformers_language import open_transformers
 
@@ -49,14 +50,8 @@ def open_language_model(folder: Path, resources: Resources) -> LanguageModel:
     return OPENERS["onnx" if (folder / MODEL_FILE).is_file() else "safetensors"](folder, resources)
 
 
-def _open_onnx(folder: Path, resources: Resources) -> LanguageModel:
-    from evaluators.onnx_language import OnnxLanguageModel
-
-    return OnnxLanguageModel.open(folder, resources)
-
-
 OPENERS: Mapping[str, Callable[[Path, Resources], LanguageModel]] = {
-    "onnx": _open_onnx,
+    "onnx": OnnxLanguageModel.open,
     "safetensors": open_transformers,
 }
 """What the weights are stored in -> how the model is opened."""

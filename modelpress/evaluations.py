@@ -62,12 +62,20 @@ class LanguageEvaluation(Document):
     {"prompt": ..., "choices": [...], "answer": 0}  a question; `answer` counts the choices from 0
     {"prompt": ...}                                 to be continued greedily, side by side in the report
 
-    The texts' tokens, one text after the other, are cut into windows. A window of 8 with a stride of 4, `-` read only,
-    `x` read and predicted (the first token of all has nothing before it):
+    A choice is scored as the text prompt + choice, joined as they stand: write the space between them.
+
+    The texts' tokens, one text after the other, are cut into windows. A window predicts the tokens that no window before
+    it saw, but its own first one never: nothing precedes it. `-` read only, `x` read and predicted, for 16 tokens in
+    windows of 8, with a stride of 4 (every token but the first of all is predicted, exactly once):
 
         -xxxxxxx
             ----xxxx
                 ----xxxx
+
+    and with a stride of 8 (every token but each window's first):
+
+        -xxxxxxx
+                -xxxxxxx
     """
 
     task: Literal["text-generation"] = "text-generation"
