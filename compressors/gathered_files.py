@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from compressors.folders import WEIGHTS, WEIGHTS_INDEX
 from compressors.merged_folder import keep_others
 from compressors.output_plan import OutputTensor, header_bytes
 from compressors.stages import Monitor, Progress, StreamJob
@@ -29,8 +30,6 @@ from modelpress.stored_folders import Sink
 
 MAX_FILE_BYTES = 4_000_000_000
 PIECE_BYTES = 1 << 20
-MODEL = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,7 @@ def gather(
     for path, data in small.items():
         with job.sink.write(path) as write:
             write(data)
-    warnings = keep_others(base, {*small, INDEX}, sink=job.sink)
+    warnings = keep_others(base, {*small, WEIGHTS_INDEX}, sink=job.sink)
     return Gathered({path: outcome.files[path].size_bytes for path in files}, warnings)
 
 
@@ -130,7 +129,7 @@ def in_files(tensors: Sequence[GatheredTensor]) -> dict[str, tuple[GatheredTenso
     names = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
     return {
         path: tuple(sorted(group, key=lambda tensor: (-tensor.output.dtype.itemsize, tensor.output.name)))
-        for path, group in zip(names if count > 1 else [MODEL], groups, strict=True)
+        for path, group in zip(names if count > 1 else [WEIGHTS], groups, strict=True)
     }
 
 
@@ -149,4 +148,4 @@ def _index(files: Mapping[str, Sequence[GatheredTensor]]) -> dict[str, bytes]:
     weight_map = {tensor.output.name: path for path, tensors in files.items() for tensor in tensors}
     total = sum(tensor.output.size_bytes for tensors in files.values() for tensor in tensors)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-    return {INDEX: json_bytes(index)}
+    return {WEIGHTS_INDEX: json_bytes(index)}

@@ -107,6 +107,8 @@ def read_weight(module: str, load: Callable[[str], Tensor], *, quantization: Map
         raise InvalidModel(f"module {module!r} has tensors of other shapes than its config says: {CURE}", field=module)
     if not torch.equal(groups_I, group_of_inputs(shape[1], groups=len(scales_GO))):
         raise InvalidModel(f"module {module!r} has its inputs in another order (g_idx): {CURE}", field=module)
+    if args.sym and not torch.equal(zeros_GW, symmetric_zeros(len(scales_GO), outputs=shape[0], num_bits=args.bits)):
+        raise InvalidModel(f"module {module!r} has other zero points than a symmetric one: {CURE}", field=module)
     codes_OI = unpack_columns(words_WO.T, args.bits, columns=shape[1])
     zeros_OG = None if args.sym else unpack_columns(zeros_GW, args.bits, columns=shape[0]).T.contiguous()
     return QuantizedWeight(grid, codes_OI, scales_GO.T.contiguous(), zeros_OG)
