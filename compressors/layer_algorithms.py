@@ -62,8 +62,13 @@ class LayerWork:
 
     def run(self, hidden_BTH: Tensor) -> Tensor:
         """The layer's output [B, T, H]."""
-        out: Tensor | tuple[Tensor, ...] = self.module(hidden_BTH, **self.arguments)
-        return out if isinstance(out, Tensor) else out[0]
+        return run_layer(self.module, hidden_BTH, self.arguments)
+
+
+def run_layer(module: nn.Module, hidden_BTH: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+    """The output [B, T, H] of a decoder layer; `arguments` are the keyword arguments beside the hidden states."""
+    out: Tensor | tuple[Tensor, ...] = module(hidden_BTH, **arguments)
+    return out if isinstance(out, Tensor) else out[0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,84 @@
+"""Which linear layers of a decoder a recipe quantizes: `targets` without `ignore`. Free of torch: preflight asks too.
+
+A name is a whole module name, `re:` and a regular expression that matches from the name's start, as in
+compressed-tensors, or, among `targets`, `Linear`: every linear layer of the decoder layers.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compressors.decoder_families import DecoderFamily
+from modelpress.errors import InvalidRecipe
+from modelpress.quantization_recipes import QuantizeWeights
+
+LINEAR = "Linear"
+HEAD = "lm_head"
+"""The one name that `ignore` may hold in vain: a model whose head has another name, or none."""
+REGEX_PREFIX = "re:"
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Linear layers by their full names, in the model's order."""
+
+    quantized: tuple[str, ...]
+    kept: tuple[str, ...]
+    """Those of the decoder layers that stay as they are."""
+
+
+def choose_targets(arguments: QuantizeWeights, family: DecoderFamily, *, layers: int) -> Targets:
+    """InvalidRecipe for a name that matches nothing, for a target outside the decoder layers, and where none is left.
+
+    `layers` is the number of decoder layers.
+    """
+    modules = _Modules(family, layers)
+    ignored = {name for place, pattern in enumerate(arguments.ignore) for name in modules.ignored(pattern, place)}
+    wanted = {name for place, pattern in enumerate(arguments.targets) for name in modules.targeted(pattern, place)}
+    outside = sorted(wanted - ignored - set(modules.linears))
+    if outside:
+        raise InvalidRecipe(
+            f"targets: {outside[0]!r} is no linear layer of the decoder layers: head, embeddings and norms stay as "
+            "they are; add it to ignore",
+            field="targets",
+        )
+    quantized = tuple(name for name in modules.linears if name in wanted - ignored)
+    if not quantized:
+        raise InvalidRecipe("targets: ignore leaves none of them: nothing would be quantized", field="ignore")
+    return Targets(quantized, tuple(name for name in modules.linears if name not in quantized))
+
+
+class _Modules:
+    """The modules of a decoder that have weights."""
+
+    def __init__(self, family: DecoderFamily, layers: int) -> None:
+        inside = [family.layer(number) for number in range(layers)]
+        self.linears = tuple(f"{layer}.{linear}" for layer in inside for linear in family.linears)
+        norms = (f"{layer}.{norm}" for layer in inside for norm in family.norms)
+        self.names = (*self.linears, *norms, family.embeddings, family.norm, family.head)
+
+    def targeted(self, pattern: str, place: int) -> Sequence[str]:
+        return self.linears if pattern == LINEAR else self._matching(pattern, f"targets[{place}]")
+
+    def ignored(self, pattern: str, place: int) -> Sequence[str]:
+        return [] if pattern == HEAD and HEAD not in self.names else self._matching(pattern, f"ignore[{place}]")
+
+    def _matching(self, pattern: str, field: str) -> Sequence[str]:
+        if pattern.startswith(REGEX_PREFIX):
+            expression = re.compile(pattern.removeprefix(REGEX_PREFIX))
+            matched = [name for name in self.names if expression.match(name)]
+        else:
+            matched = [name for name in self.names if name == pattern]
+        if not matched:
+            nearest = ", ".join(self._nearest(pattern.removeprefix(REGEX_PREFIX)))
+            list_name = field.partition("[")[0]
+            raise InvalidRecipe(
+                f"{list_name}: {pattern!r} matches no module of the model; the nearest names are {nearest}", field=field
+            )
+        return matched
+
+    def _nearest(self, name: str) -> Sequence[str]:
+        return difflib.get_close_matches(name[:200], self.names, n=3, cutoff=0.0)
