@@ -1,0 +1,80 @@
+"""GPTQ on one decoder layer: one pass over the calibration inputs gives the Hessian of every group of linear layers.
+
+Linear layers that read the same input share its Hessian, so their weights are stacked and solved as one. What a group
+reads is what the layer computes before anything of it is rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from compressors.decoder_families import LinearGroup
+from compressors.gptq import SingularHessian
+from compressors.gptq_solution import Solution, solve, split_rows
+from compressors.hessians import HessianSum
+from compressors.layer_algorithms import LayerOutcome, LayerWork
+from compressors.layer_channels import look_at_inputs
+from compressors.rtn import chosen_rounding
+from compressors.weight_layouts import AnyWeight
+from modelpress.errors import InvalidDataset
+from modelpress.quantization_recipes import QuantizeWeights
+
+
+def quantize_layer(layer: LayerWork, arguments: QuantizeWeights) -> LayerOutcome:
+    """Every linear layer of `layer`. A group whose Hessian tells nothing is rounded, and `fallbacks` say so.
+
+    The details hold, by each group's first linear layer, its dead input channels, and, where they are not as asked, the
+    damping that its Hessian needed and the rows that plain rounding does better. Raises InvalidDataset for calibration
+    inputs that are not finite.
+    """
+    weights: dict[str, AnyWeight] = {}
+    fallbacks: dict[str, str] = {}
+    details: dict[str, float] = {}
+    for group, h_II in _hessians(layer):
+        first = group.linears[0]
+        details[f"dead inputs of {first}"] = float((h_II.diagonal() == 0).sum())
+        stacked_OI = torch.cat([layer.linears[name].weight.detach() for name in group.linears])
+        try:
+            solution = solve(stacked_OI, h_II, grid=layer.grid, arguments=arguments)
+        except SingularHessian as fault:
+            rounding = chosen_rounding(layer.grid, arguments)
+            weights |= {name: rounding(layer.linears[name].weight.detach()) for name in group.linears}
+            fallbacks |= dict.fromkeys(group.linears, f"rounded to nearest: {fault}")
+            continue
+        rows = {name: layer.linears[name].out_features for name in group.linears}
+        weights |= split_rows(solution.weight, rows)
+        details |= _notable(first, solution, arguments)
+    return LayerOutcome(weights, fallbacks=fallbacks, details=details)
+
+
+def _hessians(layer: LayerWork) -> Iterator[tuple[LinearGroup, Tensor]]:
+    """Each group's, from one pass over the calibration inputs."""
+    sums = {first: HessianSum(layer.linears[first].in_features, device=layer.device) for first in _firsts(layer)}
+    look_at_inputs(layer, {first: total.add for first, total in sums.items()})
+    for group in layer.groups:
+        h_II = sums.pop(group.linears[0]).mean()
+        if not bool(h_II.isfinite().all()):
+            raise InvalidDataset(
+                f"calibration: the inputs of {layer.name}.{group.linears[0]} hold NaN or infinite values: "
+                "leave out the texts that the model cannot read",
+                reason="NON_FINITE_CALIBRATION",
+                field="calibration",
+            )
+        yield group, h_II
+
+
+def _firsts(layer: LayerWork) -> tuple[str, ...]:
+    return tuple(group.linears[0] for group in layer.groups)
+
+
+def _notable(first: str, solution: Solution, arguments: QuantizeWeights) -> dict[str, float]:
+    """What of a solution was not as the recipe says."""
+    figures = {}
+    if solution.damping != arguments.damping:
+        figures[f"damping of {first}"] = solution.damping
+    if solution.rounded_rows:
+        figures[f"rounded rows of {first}"] = float(solution.rounded_rows)
+    return figures
