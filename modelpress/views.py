@@ -66,6 +66,8 @@ class Estimate:
 
     storage_bytes: int
     memory_bytes: int
+    candidate_bytes: int
+    """Of the candidate's weights, as predicted from the base's shapes."""
     parameters: int
     steps: tuple[str, ...]
     cached_steps: tuple[str, ...]

@@ -142,6 +142,7 @@ def estimate_from_wire(message: conversions_pb2.Estimate) -> Estimate:
     return Estimate(
         storage_bytes=message.storage_bytes,
         memory_bytes=message.memory_bytes,
+        candidate_bytes=message.candidate_bytes,
         parameters=message.parameters,
         steps=tuple(message.steps),
         cached_steps=tuple(message.cached_steps),

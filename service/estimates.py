@@ -18,6 +18,8 @@ The process grows by more than what is kept: temporaries, the teacher's pass, me
 back. Growth between batches of 32 x 64 and 32 x 128 tokens, over that of the formula: 2.8 for Taylor pruning, 1.9 for
 recovery, 1.6 for quantization-aware training.
 
+What language models need stands in `service.language_estimates`.
+
 `certain_bytes` leaves the activations out, and of a merge all but the stored bytes: less can never do. `peak_bytes`
 takes every batch at its longest.
 """
@@ -29,8 +31,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from modelpress.evaluations import LanguageEvaluation
 from modelpress.merge_recipes import Merge
-from modelpress.recipes import Export, Prune, Quantize, Recover, Stage, TrainingArguments
+from modelpress.recipes import Export, Prune, Quantize, Recipe, Recover, Stage, TrainingArguments
+from service.language_estimates import CURE, candidate_bytes, language_memory, quantized_storage
 from service.requests import ConversionRequest
 
 FLOAT_BYTES = 4
@@ -59,6 +63,9 @@ def memory_need(request: ConversionRequest, base: Mapping[str, Any]) -> Need:
     """Of the worker: the most that any of its steps needs."""
     if request.recipe.is_merge_only:
         return _merge_need(request, base)
+    if isinstance(request.evaluation, LanguageEvaluation):
+        certain, peak = language_memory(request.recipe, request.evaluation, base)
+        return Need(RUNTIME_BYTES + certain, RUNTIME_BYTES + peak, cure=CURE)
     stages = [stage for stage in request.recipe.stages if not isinstance(stage, Merge)]
     model = FLOAT_BYTES * int(base["parameters"])
     certain = RUNTIME_BYTES + max(_copies(stage) for stage in stages) * model
@@ -78,15 +85,30 @@ def _merge_need(request: ConversionRequest, base: Mapping[str, Any]) -> Need:
 
 def storage_need(request: ConversionRequest, sizes: Iterable[int], base: Mapping[str, Any]) -> int:
     """Bytes in the store: inputs (`sizes`), each stage's model, the newest checkpoint, both exports, evidence."""
-    if request.recipe.is_merge_only:
-        return sum(sizes) + _merged_bytes(request.recipe.merge, base) + EVIDENCE_BYTES
-    stages = request.recipe.stages
+    recipe = request.recipe
+    if recipe.is_merge_only:
+        return sum(sizes) + _merged_bytes(recipe.merge, base) + EVIDENCE_BYTES
+    if isinstance(request.evaluation, LanguageEvaluation):
+        merged = _merged_bytes(recipe.merge, base) if recipe.merge else 0
+        return sum(sizes) + merged + quantized_storage(recipe, base) + EVIDENCE_BYTES
     model = FLOAT_BYTES * int(base["parameters"])
-    trains = any(isinstance(stage, (Recover, Quantize)) for stage in stages)
-    quantized = any(isinstance(stage, Quantize) for stage in stages)
-    made = (len(stages) - 1) * model + (4 * model if trains else 0)
-    exports = model + (model // 4 if quantized else model)
-    return sum(sizes) + made + exports + EVIDENCE_BYTES
+    trains = any(isinstance(stage, (Recover, Quantize)) for stage in recipe.stages)
+    made = (len(recipe.stages) - 1) * model + (4 * model if trains else 0)
+    return sum(sizes) + made + model + _classifier_bytes(recipe, base) + EVIDENCE_BYTES
+
+
+def candidate_size(request: ConversionRequest, base: Mapping[str, Any]) -> int:
+    """Bytes of the candidate's weights: of a classifier at most, before pruning; of a language model within 1 %."""
+    if request.recipe.is_merge_only:
+        return _merged_bytes(request.recipe.merge, base)
+    if isinstance(request.evaluation, LanguageEvaluation):
+        return candidate_bytes(request.recipe, base)
+    return _classifier_bytes(request.recipe, base)
+
+
+def _classifier_bytes(recipe: Recipe, base: Mapping[str, Any]) -> int:
+    model = FLOAT_BYTES * int(base["parameters"])
+    return model // 4 if any(isinstance(stage, Quantize) for stage in recipe.stages) else model
 
 
 def _merged_bytes(merge: Merge | None, base: Mapping[str, Any]) -> int:

@@ -21,7 +21,7 @@ def check_texts(dataset: Facts, evaluation: Evaluation, *, field: str) -> None:
     column = _column(dataset, evaluation.text_column, field, option="text_column")
     at, kind = column["not_text"]
     if at:
-        _refuse(f"{at}: column {evaluation.text_column!r} holds {kind}, expected text", field)
+        refuse_dataset(f"{at}: column {evaluation.text_column!r} holds {kind}, expected text", field)
 
 
 def check_labels(dataset: Facts, evaluation: Evaluation, labels: Sequence[str], *, field: str) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ def check_labels(dataset: Facts, evaluation: Evaluation, labels: Sequence[str], 
     column = _column(dataset, name, field, option="label_column")
     at, kind = column["not_label"]
     if at:
-        _refuse(f"{at}: column {name!r} holds {kind}, expected a label name", field)
+        refuse_dataset(f"{at}: column {name!r} holds {kind}, expected a label name", field)
     names = LabelNames(tuple(labels), evaluation.label_names)
     counts: dict[str, int] = {}
     warnings = []
@@ -41,7 +41,7 @@ def check_labels(dataset: Facts, evaluation: Evaluation, labels: Sequence[str], 
             warnings.append(f"{field}: label {given!r} is taken for the model's {meant!r}")
     if not column["values_complete"]:
         if len(labels) <= MAX_VALUES:
-            _refuse(f"column {name!r} holds more different values than the model's {len(labels)} labels", field)
+            refuse_dataset(f"column {name!r} holds more different values than the model's {len(labels)} labels", field)
         warnings.append(f"{field}: column {name!r} has too many labels to check before they are read")
     if len(counts) == 1:
         warnings.append(f"{field}: every row has the label {next(iter(counts))!r}: one class says little about quality")
@@ -65,7 +65,7 @@ def _label(names: LabelNames, value: str | int, place: str, column: str, field: 
         given = names.name(value, place, column)
         return given, names.of_model(given, place, column)
     except InvalidDataset as fault:
-        _refuse(fault.message, field)
+        refuse_dataset(fault.message, field)
 
 
 def _column(dataset: Facts, name: str, field: str, *, option: str) -> Facts:
@@ -73,11 +73,12 @@ def _column(dataset: Facts, name: str, field: str, *, option: str) -> Facts:
     if name not in columns:
         here = ", ".join(columns)[:200]
         cure = f"write `{option}: NAME` into the evaluation document (`--evaluation`)"
-        _refuse(f"no column {name!r}; columns here: {here}: {cure}", field)
+        refuse_dataset(f"no column {name!r}; columns here: {here}: {cure}", field)
     if columns[name]["missing_at"]:
-        _refuse(f"{columns[name]['missing_at']}: no column {name!r}, which other rows have", field)
+        refuse_dataset(f"{columns[name]['missing_at']}: no column {name!r}, which other rows have", field)
     return columns[name]
 
 
-def _refuse(what: str, field: str) -> NoReturn:
+def refuse_dataset(what: str, field: str) -> NoReturn:
+    """Refuse the dataset of a field for what is wrong in it."""
     raise InvalidDataset(f"{field}: {what}", field=field)

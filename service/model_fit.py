@@ -18,6 +18,13 @@ can be read back as numbers."""
 
 def check_obstacle(recipe: Recipe, base: Facts) -> None:
     """A recipe that only merges takes any model; every other one a model of a known family, complete."""
+    if recipe.quantize_weights and base["quantization"]:
+        _refuse_quantized(
+            "inputs.base",
+            base,
+            "it would be rounded twice; name the full-precision model that it was made from, or merge bitsandbytes' "
+            "weights with dequantize_base: true first and quantize the result",
+        )
     obstacle = base["obstacle"]
     if obstacle and not recipe.is_merge_only:
         raise InvalidModel(

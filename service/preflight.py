@@ -15,14 +15,16 @@ from typing import Protocol
 
 from modelpress.digests import Digest
 from modelpress.errors import InvalidDataset, InvalidRecipe, InvalidRequest, NotFound, OverLimit
+from modelpress.evaluations import Evaluation, LanguageEvaluation
 from modelpress.gates import check_measurable
 from modelpress.manifests import ArtifactKind
 from modelpress.merge_recipes import MergeLora
-from modelpress.recipes import Quantize, TrainingArguments
+from modelpress.recipes import Quantize, Recipe, TrainingArguments
 from modelpress.views import Estimate
 from service.adapter_fit import check_adapters
-from service.estimates import memory_need, storage_need
+from service.estimates import candidate_size, memory_need, storage_need
 from service.fit import Facts, check_labels, check_texts, overlap_warnings
+from service.language_fit import check_targets, check_task, check_windows, language_warnings
 from service.model_fit import check_models, check_obstacle, check_quantization
 from service.plan import make_plan
 from service.requests import ConversionRequest
@@ -51,15 +53,17 @@ def preflight(request: ConversionRequest, facts: Mapping[Digest, Facts], capabil
     inputs = gather(request, facts)
     check_obstacle(request.recipe, inputs.base)
     warnings = [*merge_warnings(request, inputs)]
+    if not request.recipe.is_merge_only:
+        check_task(inputs.base, request.evaluation)
     check_measurable(request.policy, request.evaluation, request.recipe)
     if not request.recipe.is_merge_only:
-        check_lengths(request, inputs.base)
-        check_ignored_modules(request, inputs.base)
-        warnings += dataset_warnings(request, inputs)
+        warnings += evaluated_warnings(request, inputs)
     warnings += [*inputs.base["warnings"], *memory_warnings(request, inputs.base, capabilities)]
+    sizes = [facts[digest]["size_bytes"] for digest in request.artifacts]
     return Estimate(
-        storage_bytes=storage_need(request, [facts[digest]["size_bytes"] for digest in request.artifacts], inputs.base),
+        storage_bytes=storage_need(request, sizes, inputs.base),
         memory_bytes=memory_need(request, inputs.base).peak_bytes,
+        candidate_bytes=candidate_size(request, inputs.base),
         parameters=inputs.base["parameters"],
         steps=make_plan(request).step_names,
         cached_steps=(),
@@ -95,9 +99,21 @@ def merge_warnings(request: ConversionRequest, inputs: Inputs) -> Iterator[str]:
     yield from check_models(inputs.models, inputs.base)
 
 
-def dataset_warnings(request: ConversionRequest, inputs: Inputs) -> Iterator[str]:
+def evaluated_warnings(request: ConversionRequest, inputs: Inputs) -> Iterator[str]:
+    """Check base, recipe and datasets against the evaluation; what is odd but possible comes back as sentences."""
+    recipe, evaluation = request.recipe, request.evaluation
+    if isinstance(evaluation, LanguageEvaluation):
+        check_windows(recipe, evaluation, inputs.base)
+        check_targets(recipe, inputs.base)
+        yield from language_warnings(recipe, evaluation, inputs.datasets)
+    else:
+        check_lengths(recipe, evaluation, inputs.base)
+        check_ignored_modules(request, inputs.base)
+        yield from dataset_warnings(request, evaluation, inputs)
+
+
+def dataset_warnings(request: ConversionRequest, evaluation: Evaluation, inputs: Inputs) -> Iterator[str]:
     """Check columns, labels and row counts of every dataset; what is odd but possible comes back as sentences."""
-    evaluation = request.evaluation
     for field, dataset in inputs.datasets.items():
         yield from dataset["warnings"]
         check_texts(dataset, evaluation, field=field)
@@ -121,18 +137,18 @@ def dataset_warnings(request: ConversionRequest, inputs: Inputs) -> Iterator[str
             yield f"recipe.stages[{index}].calibration_examples is {wanted}, and the training dataset has {rows} rows"
 
 
-def check_lengths(request: ConversionRequest, base: Facts) -> None:
+def check_lengths(recipe: Recipe, evaluation: Evaluation, base: Facts) -> None:
     """No text, training batch or latency run is longer than the model's positions, no text that is evaluated longer
     than its tokenizer is made for.
     """
-    evaluation, most = request.evaluation, int(base["max_positions"])
+    most = int(base["max_positions"])
     limits = {"evaluation.max_length": min(most, base["tokenizer"]["model_max_length"] or most)}
     lengths = {
         "evaluation.max_length": evaluation.max_length,
         "evaluation.latency.sequence_lengths": max(evaluation.latency.sequence_lengths),
         **{
             f"recipe.stages[{index}].max_length": stage.max_length
-            for index, stage in enumerate(request.recipe.stages)
+            for index, stage in enumerate(recipe.stages)
             if isinstance(stage, TrainingArguments)
         },
     }

@@ -94,6 +94,7 @@ def _estimate_text(estimate: Estimate) -> Group:
             "parameters": f"{estimate.parameters:,}",
             "worker memory": size(estimate.memory_bytes),
             "storage": size(estimate.storage_bytes),
+            "candidate": size(estimate.candidate_bytes) if estimate.candidate_bytes else None,
         }
     )
     steps = table_with("step", "result")

@@ -303,12 +303,15 @@ class Estimate(_message.Message):
     CACHED_STEPS_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    CANDIDATE_BYTES_FIELD_NUMBER: _builtins.int
     storage_bytes: _builtins.int
     """Bytes that the inputs and everything made from them take in the store."""
     memory_bytes: _builtins.int
     """Peak memory of the worker in bytes."""
     parameters: _builtins.int
     """Parameters of the base model."""
+    candidate_bytes: _builtins.int
+    """Bytes of the candidate's weights, as predicted from the base's shapes."""
     @_builtins.property
     def steps(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The steps that will run, in order."""
@@ -330,10 +333,11 @@ class Estimate(_message.Message):
         cached_steps: _abc.Iterable[_builtins.str] | None = ...,
         parameters: _builtins.int = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        candidate_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_steps", b"cached_steps", "memory_bytes", b"memory_bytes", "parameters", b"parameters", "steps", b"steps", "storage_bytes", b"storage_bytes", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_steps", b"cached_steps", "candidate_bytes", b"candidate_bytes", "memory_bytes", b"memory_bytes", "parameters", b"parameters", "steps", b"steps", "storage_bytes", b"storage_bytes", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

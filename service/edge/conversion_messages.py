@@ -52,6 +52,7 @@ def estimate_message(estimate: Estimate) -> pb.Conversion:
         estimate=pb.Estimate(
             storage_bytes=estimate.storage_bytes,
             memory_bytes=estimate.memory_bytes,
+            candidate_bytes=estimate.candidate_bytes,
             parameters=estimate.parameters,
             steps=estimate.steps,
             cached_steps=estimate.cached_steps,

@@ -65,6 +65,12 @@ class Column:
     missing_at: str = ""
     not_text: Odd = Odd()
     not_label: Odd = Odd()
+    not_choices: Odd = Odd()
+    """The first value that is no list of two or more different texts, none of them empty."""
+    not_count: Odd = Odd()
+    """The first value that is no integer from 0 on."""
+    text_bytes: int = 0
+    """UTF-8 bytes of all texts together."""
     values: dict[str | int, list[Any]] = field(default_factory=dict)
     overflowed: bool = False
     sketch: Sketch = field(default_factory=Sketch)
@@ -72,13 +78,19 @@ class Column:
     def add(self, value: Any, where: str) -> None:
         is_text = isinstance(value, str)
         if is_text:
-            self.sketch.add(_encoded(value, where))
+            encoded = _encoded(value, where)
+            self.sketch.add(encoded)
+            self.text_bytes += len(encoded)
         elif not self.not_text.at:
             self.not_text = Odd(where, _kind(value))
         if is_text or (isinstance(value, int) and not isinstance(value, bool)):
             self._count(value[: MAX_VALUE_CHARACTERS + 1] if is_text else value, where)
         elif not self.not_label.at:
             self.not_label = Odd(where, _kind(value))
+        if not self.not_choices.at and not _is_choices(value):
+            self.not_choices = Odd(where, _kind(value))
+        if not self.not_count.at and not (type(value) is int and value >= 0):
+            self.not_count = Odd(where, str(value)[:40] if type(value) is int else _kind(value))
 
     def miss(self, where: str) -> None:
         self.missing_at = self.missing_at or where
@@ -90,6 +102,9 @@ class Column:
             "missing_at": self.missing_at,
             "not_text": [self.not_text.at, self.not_text.kind],
             "not_label": [self.not_label.at, self.not_label.kind],
+            "not_choices": [self.not_choices.at, self.not_choices.kind],
+            "not_count": [self.not_count.at, self.not_count.kind],
+            "text_bytes": self.text_bytes,
             "values": [[_storable(value), *seen] for value, seen in kept],
             "values_complete": not self.overflowed,
             **self.sketch.facts(),
@@ -127,7 +142,15 @@ def _hashes(column: Mapping[str, Any]) -> Hashes:
     return np.frombuffer(base64.b64decode(column["texts"]), dtype="<u8").astype(np.uint64)
 
 
+def _is_choices(value: Any) -> bool:
+    if not isinstance(value, list) or not all(isinstance(choice, str) and choice for choice in value):
+        return False
+    return 2 <= len(value) == len(set(value))
+
+
 def _kind(value: Any) -> str:
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
     return "null" if value is None else type(value).__name__
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 from modelpress.errors import InvalidModel
 from service.intake.configs import labels_of, refuse_impossible_values, refuse_unsupported_settings
+from service.intake.decoders import TASK, decoder_shapes, is_decoder, optional_tensors, read_decoder
 from service.intake.families import Architecture, Dimensions, Shapes, architecture_of, dimensions_of
 from service.intake.weights import Weight
 
@@ -16,12 +18,16 @@ FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 def compressible_facts(
     config: Mapping[str, Any], weights: Mapping[str, Weight], tokenizer: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The task, labels and sizes of a model that every stage can take; else `obstacle`: why only a merge can.
+    """The task, labels and sizes of a model that every stage for its task can take; else `obstacle`: why only a merge
+    can.
 
-    A config that passes promises tensors: InvalidModel where the weights do not keep that.
+    A classifier's config that passes promises tensors: InvalidModel where the weights do not keep that. A decoder whose
+    weights do not can still be merged.
     """
     try:
-        architecture, dimensions, labels = _read(config, tokenizer)
+        if is_decoder(config):
+            return _decoder_facts(config, weights, tokenizer)
+        architecture, dimensions, labels = _read_classifier(config, tokenizer)
     except InvalidModel as fault:
         obstacle = {"message": fault.message, "reason": fault.reason}
         return {"task": None, "labels": [], "obstacle": obstacle}
@@ -39,20 +45,33 @@ def compressible_facts(
     }
 
 
-def _read(
+def _read_classifier(
     config: Mapping[str, Any], tokenizer: Mapping[str, Any] | None
 ) -> tuple[Architecture, Dimensions, tuple[str, ...]]:
     architecture = architecture_of(config)
     refuse_unsupported_settings(config)
     refuse_impossible_values(config)
     dimensions, labels = dimensions_of(config), labels_of(config)
+    _need_tokenizer(tokenizer)
+    return architecture, dimensions, labels
+
+
+def _decoder_facts(
+    config: Mapping[str, Any], weights: Mapping[str, Weight], tokenizer: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    sizes = read_decoder(config)
+    _need_tokenizer(tokenizer)
+    check_shapes(weights, decoder_shapes(config, sizes), optional_tensors(config, sizes))
+    return {"task": TASK, "labels": [], **asdict(sizes), "obstacle": None}
+
+
+def _need_tokenizer(tokenizer: Mapping[str, Any] | None) -> None:
     if tokenizer is None:
         raise InvalidModel(
             "the model has no tokenizer: put tokenizer.json or vocab.txt beside the weights "
             "(`tokenizer.save_pretrained(folder)`)",
             reason="NO_TOKENIZER",
         )
-    return architecture, dimensions, labels
 
 
 def check_shapes(weights: Mapping[str, Weight], wanted: Shapes, buffers: frozenset[str]) -> None:

@@ -20,19 +20,27 @@ KERNEL_FIELDS = ("attn_implementation", "_attn_implementation", "experts_impleme
 """transformers loads a kernel from a hub where one of these names its repository."""
 
 
-def _is_share(value: Any) -> bool:
+def is_share(value: Any) -> bool:
     return type(value) in (int, float) and 0 <= value <= 1
 
 
-VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), (_is_share, "a number from 0 to 1")),
-    "classifier_dropout": (lambda value: value is None or _is_share(value), "null or a number from 0 to 1"),
-    "layer_norm_eps": (lambda value: type(value) is float and value > 0, "a decimal number above 0, e.g. 1e-12"),
+def is_above_zero(value: Any) -> bool:
+    return type(value) is float and value > 0
+
+
+COMMON_VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "initializer_range": (lambda value: type(value) is float and value >= 0, "a decimal number, e.g. 0.02"),
     **dict.fromkeys(
         ("dtype", "torch_dtype"),
         (lambda value: value in (None, "float32", "float16", "bfloat16", "float64"), "the dtype of the weights"),
     ),
+}
+"""What holds for classifiers and decoders alike."""
+
+VALUES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), (is_share, "a number from 0 to 1")),
+    "classifier_dropout": (lambda value: value is None or is_share(value), "null or a number from 0 to 1"),
+    "layer_norm_eps": (is_above_zero, "a decimal number above 0, e.g. 1e-12"),
     "return_dict": (lambda value: value in (None, True), "true, or left out"),
     "chunk_size_feed_forward": (lambda value: value == 0, "0, or left out"),
 }
@@ -77,35 +85,42 @@ def quantization_of(config: Mapping[str, Any]) -> dict[str, str | None]:
     return {"quantization": str(method)[:40], "quantization_type": str(kind)[:40] if is_told else None}
 
 
+def refuse_quantized(config: Mapping[str, Any]) -> None:
+    if config.get("quantization_config"):
+        fail("quantization_config", "is set: the base must not be quantized yet, upload the model it was made from")
+
+
 def refuse_unsupported_settings(config: Mapping[str, Any]) -> None:
     """Refuse settings that the loaded model would not have, or that the task does not allow."""
-    if config.get("quantization_config"):
-        _fail("quantization_config", "is set: the base must not be quantized yet, upload the model it was made from")
+    refuse_quantized(config)
     if config.get("pruned_heads"):
-        _fail("pruned_heads", "is not empty: fold the pruned heads into the weights first")
+        fail("pruned_heads", "is not empty: fold the pruned heads into the weights first")
     position = config.get("position_embedding_type", "absolute")
     if position != "absolute":
-        _fail("position_embedding_type", f"is {position!r}: only 'absolute' is supported")
+        fail("position_embedding_type", f"is {position!r}: only 'absolute' is supported")
     activation = config.get("hidden_act", "gelu")
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        _fail("hidden_act", f"is {str(activation)[:40]!r}; known: {', '.join(sorted(ACTIVATIONS))}")
+        fail("hidden_act", f"is {str(activation)[:40]!r}; known: {', '.join(sorted(ACTIVATIONS))}")
     problem = config.get("problem_type")
     if problem not in (None, "single_label_classification"):
-        _fail("problem_type", f"is {str(problem)[:40]!r}: only 'single_label_classification' is supported")
+        fail("problem_type", f"is {str(problem)[:40]!r}: only 'single_label_classification' is supported")
     if config.get("is_decoder") or config.get("add_cross_attention"):
-        _fail("is_decoder", "or add_cross_attention is set: only encoders are supported")
+        fail("is_decoder", "or add_cross_attention is set: only encoders are supported")
 
 
 def refuse_impossible_values(config: Mapping[str, Any]) -> None:
     """Refuse values of which no model can be made, and a padding token that the embedding table does not have."""
-    for field, (is_possible, wanted) in VALUES.items():
-        if field in config and not is_possible(config[field]):
-            _fail(field, f"is {str(config[field])[:40]!r}: it must be {wanted}")
+    check_values(config, VALUES)
     pad, vocabulary = config.get("pad_token_id"), config.get("vocab_size")
     if pad is not None and not (type(pad) is int and type(vocabulary) is int and 0 <= pad < vocabulary):
-        _fail(
-            "pad_token_id", f"is {str(pad)[:40]!r}: it must be null or an id below vocab_size, {str(vocabulary)[:40]}"
-        )
+        fail("pad_token_id", f"is {str(pad)[:40]!r}: it must be null or an id below vocab_size, {str(vocabulary)[:40]}")
+
+
+def check_values(config: Mapping[str, Any], values: Mapping[str, tuple[Callable[[Any], bool], str]]) -> None:
+    """Every field of `values` or COMMON_VALUES that is there is as they say."""
+    for field, (is_possible, wanted) in {**COMMON_VALUES, **values}.items():
+        if field in config and not is_possible(config[field]):
+            fail(field, f"is {str(config[field])[:40]!r}: it must be {wanted}")
 
 
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -137,7 +152,8 @@ def _check_names(labels: Sequence[Any]) -> None:
         _labels_fail("id2label", f"names two classes {twice[:80]!r}")
 
 
-def _fail(field: str, what: str) -> NoReturn:
+def fail(field: str, what: str) -> NoReturn:
+    """Refuse a config for one of its fields."""
     raise InvalidModel(f"config.json: {field} {what}", reason="BAD_CONFIG", field=field)
 
 

@@ -14,20 +14,23 @@ from modelpress.datasets import NO_FILE, NO_ROWS, rows_of
 from modelpress.errors import InvalidDataset
 from service.intake.columns import MAX_COLUMNS, MAX_NAME_CHARACTERS, Column
 from service.intake.folder import Folder, refuse_payloads
+from service.intake.row_kinds import RowKinds
 
 
 def inspect_dataset(folder: Folder) -> dict[str, Any]:
-    """Row count and facts of every column; InvalidDataset names file and line."""
+    """Row count, facts of every column, and which stand together; InvalidDataset names file and line."""
     refuse_payloads(folder, InvalidDataset)
     files = folder.with_suffix(".jsonl")
     if not files:
         raise InvalidDataset(NO_FILE)
     columns: dict[str, Column] = {}
+    kinds = RowKinds()
     rows = 0
     first = ""
     for where, row in _rows(folder):
         first = first or where
         _look_at(row, where, columns, first)
+        kinds.add(row, where)
         rows += 1
     if not rows:
         raise InvalidDataset(NO_ROWS.format(name=files[0].path))
@@ -36,6 +39,7 @@ def inspect_dataset(folder: Folder) -> dict[str, Any]:
     return {
         "rows": rows,
         "columns": {name: column.facts() for name, column in columns.items()},
+        **kinds.facts(),
         "warnings": [f"{path} is no .jsonl file: not read" for path in others[:20]],
     }
 

@@ -1,4 +1,4 @@
-"""The model families that are taken in: what a config must say and which tensors its weights must have.
+"""The families of classifiers that are taken in: what a config must say and which tensors its weights must have.
 
 A literal table, torch-free; it holds the families of `compressors.families`, and a test compares the two.
 transformers initialises a missing tensor at random and passes over an unknown one: here both are refused.
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from compressors.decoder_families import DECODERS
 from modelpress.errors import InvalidModel
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -74,26 +75,26 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture:
     """The row of SUPPORTED that a config.json names; InvalidModel names what was found and what is known."""
     kind, classes = config.get("model_type"), config.get("architectures")
     if not isinstance(kind, str) or kind not in SUPPORTED:
-        _unknown("model_type", kind, ", ".join(SUPPORTED))
+        unknown("model_type", kind, ", ".join((*SUPPORTED, *DECODERS)))
     known = SUPPORTED[kind]
     if not isinstance(classes, list) or len(classes) != 1 or not isinstance(classes[0], str) or classes[0] not in known:
-        _unknown("architectures", classes, ", ".join(f'["{name}"]' for name in known))
+        unknown("architectures", classes, ", ".join(f'["{name}"]' for name in known))
     return known[classes[0]]
 
 
 def dimensions_of(config: Mapping[str, Any]) -> Dimensions:
     """The sizes in a config.json of the BERT family; InvalidModel names the field that cannot be."""
-    hidden, heads = _size(config, "hidden_size"), _size(config, "num_attention_heads")
+    hidden, heads = size_of(config, "hidden_size"), size_of(config, "num_attention_heads")
     if hidden % heads:
         _impossible("num_attention_heads", f"{heads}, which does not divide hidden_size {hidden}")
     return Dimensions(
-        vocabulary=_size(config, "vocab_size"),
+        vocabulary=size_of(config, "vocab_size"),
         hidden=hidden,
-        layers=_size(config, "num_hidden_layers", MAX_LAYERS),
+        layers=size_of(config, "num_hidden_layers", MAX_LAYERS),
         heads=heads,
-        ffn=_size(config, "intermediate_size"),
-        max_positions=_size(config, "max_position_embeddings", least=MIN_POSITIONS),
-        token_types=_size(config, "type_vocab_size"),
+        ffn=size_of(config, "intermediate_size"),
+        max_positions=size_of(config, "max_position_embeddings", least=MIN_POSITIONS),
+        token_types=size_of(config, "type_vocab_size"),
     )
 
 
@@ -105,7 +106,8 @@ def _norm(name: str, width: int) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
-def _size(config: Mapping[str, Any], field: str, largest: int = MAX_WIDTH, least: int = 1) -> int:
+def size_of(config: Mapping[str, Any], field: str, largest: int = MAX_WIDTH, least: int = 1) -> int:
+    """An integer from `least` to `largest`; InvalidModel else."""
     value = config.get(field)
     if type(value) is not int or not least <= value <= largest:
         _impossible(field, f"{value!r}"[:80] + f": it must be an integer from {least} to {largest}")
@@ -116,7 +118,8 @@ def _impossible(field: str, what: str) -> NoReturn:
     raise InvalidModel(f"config.json: {field} is {what}", reason="BAD_CONFIG", field=field)
 
 
-def _unknown(field: str, found: object, known: str) -> NoReturn:
+def unknown(field: str, found: object, known: str) -> NoReturn:
+    """Refuse a type or class that no stage knows."""
     raise InvalidModel(
         f"config.json: {field} {str(found)[:120]!r} is not supported; known: {known}",
         reason="UNKNOWN_ARCHITECTURE",

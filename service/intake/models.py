@@ -15,6 +15,7 @@ from modelpress.errors import InvalidModel
 from service.intake.compressible import compressible_facts
 from service.intake.configs import quantization_of, refuse_code_references
 from service.intake.folder import MAX_CONFIG_BYTES, Folder, refuse_other_weights, refuse_payloads
+from service.intake.quantized_codes import refuse_stripped_codes
 from service.intake.tokenizers import inspect_tokenizer, vocabulary_digests
 from service.intake.weights import Weight, read_weights, refuse_empty, refuse_non_finite
 
@@ -41,12 +42,14 @@ def inspect_model(folder: Folder) -> dict[str, Any]:
     weights = read_weights(folder, "model")
     refuse_wrapper_names(weights)
     refuse_empty(weights)
+    quantization = quantization_of(config)
+    refuse_stripped_codes(weights, method=quantization["quantization"])
     tokenizer = inspect_tokenizer(folder, vocabulary=_count(config, "vocab_size"))
     compressible = compressible_facts(config, weights, tokenizer)
     refuse_non_finite(folder, weights)
     return {
         **config_facts(config),
-        **quantization_of(config),
+        **quantization,
         **weight_facts(weights),
         "tokenizer": tokenizer,
         "vocabulary_files": vocabulary_digests(folder),
@@ -74,13 +77,17 @@ def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def weight_facts(weights: Mapping[str, Weight]) -> dict[str, Any]:
-    """Counts, bytes, dtypes and every tensor's shape."""
+    """Counts, bytes, every tensor's shape and dtype: the one of most tensors, and those of the others."""
     tensors = [weight.tensor for weight in weights.values()]
+    dtypes = Counter(tensor.dtype for tensor in tensors)
+    most = max(dtypes, key=lambda dtype: (dtypes[dtype], dtype))
     return {
         "parameters": sum(tensor.elements for tensor in tensors),
         "weight_bytes": sum(tensor.end - tensor.begin for tensor in tensors),
         "largest_tensor_bytes": max(tensor.end - tensor.begin for tensor in tensors),
-        "dtypes": dict(sorted(Counter(tensor.dtype for tensor in tensors).items())),
+        "dtypes": dict(sorted(dtypes.items())),
+        "dtype": most,
+        "other_dtypes": {tensor.name: tensor.dtype for tensor in tensors if tensor.dtype != most},
         "tensors": {tensor.name: list(tensor.shape) for tensor in tensors},
     }
 

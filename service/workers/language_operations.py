@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from compressors.stages import Calibration, Progress, WorkPlace
-from evaluators import language, onnx_language, token_drift, weight_footprint
-from evaluators.choices import answer_questions
-from evaluators.generations import generate
+from evaluators import language
+from evaluators.language import ComparedModels
+from evaluators.onnx_language import measure_language_parity
 from evaluators.runtimes import Resources
-from evaluators.token_comparison import ComparedModels, compare_tokens, load_token_figures
 from modelpress.datasets import dataset_rows
 from modelpress.digests import CHUNK_BYTES
 from modelpress.evaluations import LanguageEvaluation
@@ -63,27 +62,27 @@ def _companions(model: Source, folder: Path) -> Path:
 
 
 def _compare_tokens(task: Task) -> TaskResult:
-    figures = compare_tokens(_models(task), **_measuring(task))
+    figures = language.compare_tokens(_models(task), **_measuring(task))
     figures.save(task.output)
     return TaskResult()
 
 
 def _choices(task: Task) -> TaskResult:
-    report = answer_questions(_models(task), **_measuring(task))
+    report = language.answer_questions(_models(task), **_measuring(task))
     return TaskResult({"choices": report.model_dump(mode="json") if report else None})
 
 
 def _generate(task: Task) -> TaskResult:
-    generations = generate(_models(task), **_measuring(task))
+    generations = language.generate(_models(task), **_measuring(task))
     return TaskResult({"generations": [generation.model_dump(mode="json") for generation in generations]})
 
 
 def _language(task: Task) -> TaskResult:
     evaluation = LanguageEvaluation.model_validate(task.step.arguments)
-    figures = load_token_figures(task.inputs["figures"])
+    figures = language.load_token_figures(task.inputs["figures"])
     dataset = str(task.step.inputs["data"])
     measured = language.measure_language(figures, dataset=dataset, confidence=evaluation.confidence)
-    footprint = weight_footprint.measure_weight_footprint(task.inputs["baseline"], candidate=task.inputs["candidate"])
+    footprint = language.measure_weight_footprint(task.inputs["baseline"], candidate=task.inputs["candidate"])
     warnings = (*measured.get("warnings", ()), *_overlap_warnings(task, evaluation))
     return TaskResult({**measured, "footprint": footprint.model_dump(mode="json"), "warnings": warnings})
 
@@ -108,16 +107,14 @@ def _texts(dataset: Path, column: str) -> set[str]:
 
 def _token_drift(task: Task) -> TaskResult:
     arguments = task.step.arguments
-    figures = load_token_figures(task.inputs["figures"])
-    report = token_drift.measure_token_drift(figures, probes=arguments["probes"], confidence=arguments["confidence"])
+    figures = language.load_token_figures(task.inputs["figures"])
+    report = language.measure_token_drift(figures, probes=arguments["probes"], confidence=arguments["confidence"])
     return TaskResult(report.model_dump(mode="json"))
 
 
 def _language_parity(task: Task) -> TaskResult:
     resources = Resources(task.device, task.threads)
-    report = onnx_language.measure_language_parity(
-        task.inputs["candidate"], reference=task.inputs["parity"], resources=resources
-    )
+    report = measure_language_parity(task.inputs["candidate"], reference=task.inputs["parity"], resources=resources)
     return TaskResult(report.model_dump(mode="json"))
 
 

@@ -1,12 +1,14 @@
 """What a worker can be asked: a literal table. Glue only; the arithmetic is in compressors/ and evaluators/.
 
-    compress/<method>   one recipe stage, `export` too; writes a model folder, merges straight into the store
+    compress/<method>   one recipe stage, `export` too; writes a model folder, what streams straight into the store
     merge_check         a merged model as it is stored, against base plus adapters
     predict, probe      one exported model on one dataset; writes predictions (with labels, without)
     quality             two predictions of one labelled dataset
     parity              the compressed model's own logits against its export
     latency             baseline and candidate, timed in turn
     drift               two predictions of one probe dataset
+
+What is asked about language models beside: `language_operations`.
 
 The versions are those of the compressors and evaluators and part of every cache key; a test fails where a source
 changed and its version did not.
@@ -27,12 +29,12 @@ from evaluators.predictions import load_predictions
 from evaluators.registry import TASKS
 from evaluators.runtimes import Resources, label_names, read_config
 from modelpress.datasets import LabelledTexts, read_labelled_texts
-from modelpress.errors import InternalError
 from modelpress.evaluations import Evaluation, Latency
 from modelpress.intervals import accuracy_drop
 from modelpress.merge_recipes import MergeLora, MergeModels
 from modelpress.recipes import read_stage
 from modelpress.reports import StageRecord
+from service.workers.language_operations import LANGUAGE_OPERATIONS, work_place
 from service.workers.memory import peak_memory_bytes, reset_peak_memory
 from service.workers.protocol import Operation, Task, TaskResult
 
@@ -55,22 +57,17 @@ def _compress(compressor: Compressor, task: Task) -> TaskResult:
 
 
 def _stream(compressor: StreamingCompressor, task: Task) -> TaskResult:
-    """Run one merge from the store into the store."""
-    stage = _merge(task)
+    """Run one stage from the store into the store."""
+    stage = read_stage(task.step.arguments["stage"])
+    merged = _merged(stage, task) if isinstance(stage, MergeLora | MergeModels) else ()
     job = StreamJob(
         base=task.stored["model"],
         sink=task.sink,
         seed=task.step.seed,
-        merged=tuple(NamedSource(name, task.stored[role], weight) for name, role, weight in _merged(stage, task)),
+        merged=tuple(NamedSource(name, task.stored[role], weight) for name, role, weight in merged),
+        work=work_place(task),
     )
     return _noted(partial(compressor.run, stage, job, task.monitor))
-
-
-def _merge(task: Task) -> MergeLora | MergeModels:
-    stage = read_stage(task.step.arguments["stage"])
-    if not isinstance(stage, MergeLora | MergeModels):
-        raise InternalError(f"step {task.step.name!r} is no merge")
-    return stage
 
 
 def _merged(stage: MergeLora | MergeModels, task: Task) -> Iterator[tuple[str, str, float]]:
@@ -203,4 +200,5 @@ OPERATIONS: Mapping[str, Operation] = {
     "parity": Operation(_parity, parity.VERSION),
     "latency": Operation(_latency, latency.VERSION),
     "drift": Operation(_drift, drift.VERSION),
+    **LANGUAGE_OPERATIONS,
 }

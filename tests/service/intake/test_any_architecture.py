@@ -34,7 +34,7 @@ def test_facts_are_what_config_and_headers_say(inspect: Inspect, llama_files: Fi
     assert (facts["tie_word_embeddings"], facts["layers"], facts["quantization"]) == (False, 2, None)
     assert facts["dtypes"] == {"F32": len(shapes)}
     assert facts["largest_tensor_bytes"] == 4 * 8 * 16
-    assert facts["obstacle"]["reason"] == "UNKNOWN_ARCHITECTURE"
+    assert facts["obstacle"]["reason"] == "BAD_CONFIG"
 
 
 def test_a_config_that_says_nothing_is_taken(inspect: Inspect, llama_files: Files) -> None:

@@ -1,0 +1,105 @@
+"""What the conversion of a language model will need, beside its merge: memory, storage, and the candidate's size.
+
+P: the base's parameters, 4 bytes each in float32. What a step holds:
+
+    quantize_weights   3 x L x 4            L: parameters of one decoder layer: it, its like while it is chosen, the
+                                            running best or the codes
+                       2 x I x I x 4        I: the widest input of a linear layer: the products of its inputs and their
+                                            factor (GPTQ)
+                       the activations of 4,096 tokens in one layer, in float32: 8 hidden + 2 ffn + heads x window
+                       for each token; what lies between the layers is on disk
+    qat                5 x P x 4            teacher, student, gradients, two AdamW moments
+    export (ONNX)      3 x P x 4            model, graph, its serialized form
+    compare            2 x P x 4            baseline and candidate in float32, open side by side
+                       4 x batch x window x vocabulary x 4    logits of both, and their logarithms
+
+`certain_bytes` leaves activations and logits out: less can never do. The exports to safetensors stream.
+
+The candidate's weights are those that `compressors.quantized_sizes` lists. GPTQ files always hold zero points, and the
+group of every input; ONNX holds what stays float, and scales, in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from compressors.decoder_families import DECODERS
+from compressors.decoder_targets import choose_targets
+from compressors.quantized_sizes import predicted_weight_bytes
+from modelpress.evaluations import LanguageEvaluation
+from modelpress.quantization_recipes import QuantizeWeights
+from modelpress.recipes import Recipe
+
+FLOAT_BYTES = 4
+INDEX_BYTES = 4
+LAYER_COPIES = 3
+QAT_COPIES = 5
+ONNX_COPIES = 3
+OPEN_MODELS = 2
+LOGITS_HELD = 4
+BATCH_TOKENS = 4096
+"""Of one forward pass of a layer."""
+CURE = "a smaller window or batch_size of the evaluation, or sequence_length of the recipe, needs less"
+
+
+def language_memory(recipe: Recipe, evaluation: LanguageEvaluation, base: Mapping[str, Any]) -> tuple[int, int]:
+    """Bytes that are certain, and at the peak, without the runtime's own."""
+    model = FLOAT_BYTES * int(base["parameters"])
+    logits = LOGITS_HELD * evaluation.batch_size * evaluation.window * base["vocabulary"] * FLOAT_BYTES
+    certain, peak = [OPEN_MODELS * model], [OPEN_MODELS * model + logits]
+    if recipe.export.format == "onnx":
+        certain, peak = [*certain, ONNX_COPIES * model], [*peak, ONNX_COPIES * model]
+    if stage := recipe.quantize_weights:
+        held = QAT_COPIES * model if stage.algorithm == "qat" else LAYER_COPIES * _layer_bytes(base) + _products(base)
+        certain, peak = [*certain, held], [*peak, held + _activations(stage, base)]
+    return max(certain), max(peak)
+
+
+def candidate_bytes(recipe: Recipe, base: Mapping[str, Any]) -> int:
+    """The candidate's weight files, from the base's shapes and dtypes: those that a merge widens are larger."""
+    stage, export_format = recipe.quantize_weights, recipe.export.format
+    if stage is None:
+        return FLOAT_BYTES * int(base["parameters"])
+    dtypes = {name: base["other_dtypes"].get(name, base["dtype"]) for name in base["tensors"]}
+    if export_format == "onnx":
+        dtypes = dict.fromkeys(base["tensors"], "F32")
+        stage = stage.model_copy(update={"scale_dtype": "float32"})
+    if export_format == "gptq":
+        stage = stage.model_copy(update={"symmetric": False})
+    size = predicted_weight_bytes(base["tensors"], dtypes, stage=stage, family=DECODERS[base["model_type"]])
+    return size + (_group_indices(stage, base) if export_format == "gptq" else 0)
+
+
+def quantized_storage(recipe: Recipe, base: Mapping[str, Any]) -> int:
+    """Bytes that the stages after the merge leave in the store."""
+    candidate = candidate_bytes(recipe, base)
+    model = FLOAT_BYTES * int(base["parameters"])
+    stage = recipe.quantize_weights
+    checkpoint = QAT_COPIES * model if stage and stage.algorithm == "qat" else 0
+    exports = candidate + (model if recipe.export.format == "onnx" else 0)
+    return exports + checkpoint + (candidate if stage else 0)
+
+
+def _layer_bytes(base: Mapping[str, Any]) -> int:
+    """Of one decoder layer in float32."""
+    first = f"{DECODERS[base['model_type']].layer(0)}."
+    tensors: Mapping[str, list[int]] = base["tensors"]
+    return FLOAT_BYTES * sum(math.prod(shape) for name, shape in tensors.items() if name.startswith(first))
+
+
+def _products(base: Mapping[str, Any]) -> int:
+    widest = max(base["ffn"], base["hidden"], base["heads"] * base["head_dim"])
+    return 2 * FLOAT_BYTES * int(widest) ** 2
+
+
+def _activations(stage: QuantizeWeights, base: Mapping[str, Any]) -> int:
+    tokens = max(BATCH_TOKENS, stage.sequence_length)
+    values = 8 * base["hidden"] + 2 * base["ffn"] + base["heads"] * stage.sequence_length
+    return FLOAT_BYTES * tokens * int(values)
+
+
+def _group_indices(stage: QuantizeWeights, base: Mapping[str, Any]) -> int:
+    targets = choose_targets(stage, DECODERS[base["model_type"]], layers=base["layers"]).quantized
+    return sum(INDEX_BYTES * int(base["tensors"][f"{name}.weight"][1]) for name in targets)

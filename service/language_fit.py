@@ -1,0 +1,156 @@
+"""Do base, recipe and datasets of a language model fit together? Judged from their facts, each misfit one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NoReturn
+
+from compressors.decoder_families import DECODERS
+from compressors.decoder_targets import choose_targets
+from compressors.quantized_sizes import fits
+from modelpress.errors import InvalidDataset, InvalidRecipe, InvalidRequest
+from modelpress.evaluations import AnyEvaluation, LanguageEvaluation
+from modelpress.quantization_recipes import QuantizeWeights
+from modelpress.recipes import Recipe
+from service.fit import Facts, overlap_warnings, refuse_dataset
+
+EVALUATION, TRAIN = "inputs.evaluation", "inputs.train"
+
+
+def check_task(base: Facts, evaluation: AnyEvaluation) -> None:
+    """The evaluation measures what the base does."""
+    task = base["task"]
+    if task != evaluation.task:
+        raise InvalidRequest(
+            f"evaluation.task is {evaluation.task!r}, and inputs.base is a {base['architecture']} for {task!r}: write "
+            f"`task: {task}` into the evaluation document (`--evaluation`), or name another base",
+            reason="TASK_MISFIT",
+            field="evaluation.task",
+        )
+
+
+def check_windows(recipe: Recipe, evaluation: LanguageEvaluation, base: Facts) -> None:
+    """No window and no continuation is longer than the model's positions."""
+    lengths = {"evaluation.window": evaluation.window, "evaluation.max_new_tokens": evaluation.max_new_tokens}
+    for field, stage in _quantizers(recipe):
+        lengths[f"{field}.sequence_length"] = stage.sequence_length
+    most = base["max_positions"]
+    for field, length in lengths.items():
+        if length > most:
+            raise InvalidRequest(
+                f"{field} is {length}: the model takes at most {most} tokens: set it to {most} or less",
+                reason="TOO_LONG",
+                field=field,
+            )
+
+
+def check_targets(recipe: Recipe, base: Facts) -> None:
+    """Every name of `targets` and `ignore` matches, and the groups divide as many targets as the recipe asks for."""
+    for field, stage in _quantizers(recipe):
+        try:
+            targets = choose_targets(stage, DECODERS[base["model_type"]], layers=base["layers"]).quantized
+        except InvalidRecipe as fault:
+            sentence = f"{field}.{fault.message}"
+            raise InvalidRecipe(sentence, reason=fault.reason, field=f"{field}.{fault.field}") from None
+        odd = [name for name in targets if not fits(base["tensors"][f"{name}.weight"], stage)]
+        if len(odd) > stage.max_fallback_share * len(targets):
+            inputs = base["tensors"][f"{odd[0]}.weight"][1]
+            raise InvalidRecipe(
+                f"{field}.group_size is {stage.group_size}, which does not divide the {inputs} inputs of {odd[0]!r} "
+                f"({len(odd)} of {len(targets)} targets): use a size that does, ignore them, or raise "
+                "max_fallback_share",
+                field=f"{field}.group_size",
+            )
+
+
+def language_warnings(recipe: Recipe, evaluation: LanguageEvaluation, datasets: Mapping[str, Facts]) -> Iterator[str]:
+    """Check every dataset; what is odd but possible comes back as sentences. `datasets` by field."""
+    for field, dataset in datasets.items():
+        yield from dataset["warnings"]
+        if field == TRAIN:
+            check_calibration_texts(dataset, evaluation.text_column)
+        else:
+            check_rows(dataset, evaluation, field=field)
+    if TRAIN in datasets:
+        yield from _calibration_warnings(recipe, evaluation, datasets)
+
+
+def check_calibration_texts(dataset: Facts, column: str) -> None:
+    """Every row has a text."""
+    if column not in dataset["columns"]:
+        _no_column(dataset, column, TRAIN)
+    facts = dataset["columns"][column]
+    if facts["missing_at"]:
+        refuse_dataset(f"{facts['missing_at']}: no column {column!r}, which other rows have", TRAIN)
+    _check_kind(dataset, column, "not_text", expected="text", field=TRAIN)
+
+
+def check_rows(dataset: Facts, evaluation: LanguageEvaluation, *, field: str) -> None:
+    """Every row is a text, a question or a prompt, and there are texts."""
+    if evaluation.text_column not in dataset["columns"]:
+        _no_column(dataset, evaluation.text_column, field)
+    for columns, place in dataset["row_kinds"]:
+        _check_row_kind(columns, place, evaluation, field)
+    for column, fault, expected in (
+        (evaluation.text_column, "not_text", "text"),
+        (evaluation.prompt_column, "not_text", "text"),
+        (evaluation.choices_column, "not_choices", "a list of two or more texts, all different"),
+        (evaluation.answer_column, "not_count", "the number of the right choice, from 0"),
+    ):
+        if column in dataset["columns"]:
+            _check_kind(dataset, column, fault, expected=expected, field=field)
+    for answer, choices, place, value, count in dataset["answers_beyond"]:
+        if (answer, choices) == (evaluation.answer_column, evaluation.choices_column):
+            refuse_dataset(f"{place}: column {answer!r} holds {value}: the {count} choices are counted from 0", field)
+
+
+def _check_row_kind(columns: Sequence[str], place: str, evaluation: LanguageEvaluation, field: str) -> None:
+    text, prompt = evaluation.text_column, evaluation.prompt_column
+    question = (prompt, evaluation.choices_column, evaluation.answer_column)
+    asked = [name for name in question if name in columns]
+    if text in columns and asked:
+        refuse_dataset(
+            f"{place}: columns {text!r} and {asked[0]!r} in one row: a row is a text, or has a prompt", field
+        )
+    if text not in columns and not asked:
+        here = ", ".join(columns)[:200] or "none"
+        refuse_dataset(f"{place}: no column {text!r} or {prompt!r}; columns here: {here}", field)
+    missing = [name for name in question if name not in columns]
+    if asked and asked != [prompt] and missing:
+        refuse_dataset(f"{place}: no column {missing[0]!r}, which a row with {asked[-1]!r} needs", field)
+
+
+def _calibration_warnings(
+    recipe: Recipe, evaluation: LanguageEvaluation, datasets: Mapping[str, Facts]
+) -> Iterator[str]:
+    train = datasets[TRAIN]
+    if not recipe.needs_training_data:
+        yield f"{TRAIN} is set, and no stage of the recipe reads it"
+        return
+    yield from overlap_warnings(datasets[EVALUATION], train, evaluation.text_column)
+    size = train["columns"][evaluation.text_column]["text_bytes"]
+    for field, stage in _quantizers(recipe):
+        wanted = stage.calibration_samples * stage.sequence_length
+        if size < wanted:
+            yield (
+                f"{field} asks for {wanted} calibration tokens (calibration_samples x sequence_length), and the "
+                f"training texts have {size} bytes, which cannot be as many"
+            )
+
+
+def _quantizers(recipe: Recipe) -> Iterator[tuple[str, QuantizeWeights]]:
+    for index, stage in enumerate(recipe.stages):
+        if isinstance(stage, QuantizeWeights):
+            yield f"recipe.stages[{index}]", stage
+
+
+def _check_kind(dataset: Facts, column: str, fault: str, *, expected: str, field: str) -> None:
+    place, kind = dataset["columns"][column][fault]
+    if place:
+        refuse_dataset(f"{place}: column {column!r} holds {kind}, expected {expected}", field)
+
+
+def _no_column(dataset: Facts, column: str, field: str) -> NoReturn:
+    here = ", ".join(dataset["columns"])[:200]
+    cure = "write `text_column: NAME` into the evaluation document (`--evaluation`)"
+    raise InvalidDataset(f"{field}: no column {column!r}; columns here: {here}: {cure}", field=field)
