@@ -110,3 +110,4 @@ def _check_drift(language: LanguageReport, drift: DriftReport) -> None:
         seen = [(window.tokens, window.tokens - window.agreements) for window in language.windows]
         counted = [(cluster.n, cluster.flips) for cluster in drift.clusters]
         require(counted == seen, "drift and language count different tokens of the same dataset")
+        require_value("kl_mean", drift.kl_mean, language.token_kl.value, tolerance=TOLERANCE)

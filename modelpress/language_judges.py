@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from modelpress.clustered_intervals import Cluster, ClusteredShare, clustered_share
-from modelpress.gate_results import Question, Sample, judge_sample, unjudged
+from modelpress.gate_results import Question, Sample, judge_sample, no_figure, unjudged
 from modelpress.intervals import examples_needed
 from modelpress.language_intervals import paired_ratio_interval, safe_exp
 from modelpress.language_reports import LanguageReport
@@ -23,7 +23,9 @@ from modelpress.reports import DriftReport, GateResult
 def judge_perplexity(question: Question, gate: Perplexity, language: LanguageReport) -> GateResult:
     ratio, windows = language.perplexity_ratio.value, language.windows
     interval = paired_ratio_interval(windows, confidence=gate.confidence)
-    if ratio is None or interval is None:
+    if ratio is None:
+        return no_figure(question)
+    if interval is None:
         return unjudged(question, ratio, _too_few(len(windows)))
     tokens = sum(window.tokens for window in windows)
     interval_at = _narrowing(ratio, interval, tokens)

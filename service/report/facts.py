@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from service.report.svg import short
 
 LONG_CHARACTERS = 120
+FEW_ENTRIES = 6
+"""Of a mapping that is shown whole, however long."""
 _OPERATOR = re.compile(r"\((\w+)\)$")
 
 
@@ -50,7 +52,7 @@ def operator_counts(nodes: Sequence[str]) -> str:
 
 def _fact(name: str, value: Any) -> Fact:
     text = fact_text(value)
-    if len(text) <= LONG_CHARACTERS:
+    if len(text) <= LONG_CHARACTERS or (isinstance(value, Mapping) and len(value) <= FEW_ENTRIES):
         return Fact(name, text)
     if isinstance(value, Mapping):
         lines = tuple(f"{key} {fact_text(item)}" for key, item in value.items())

@@ -21,8 +21,9 @@ from modelpress.merge_changes import read_changes
 from modelpress.output import APPROVAL_EXPLAINED
 from modelpress.policies import Policy, read_policy
 from modelpress.reports import Report
-from service.report import merge_rows, rows
+from service.report import language_rows, layer_rows, merge_rows, rows
 from service.report.facts import fact_text, facts, operator_counts
+from service.report.layer_pictures import stage_picture
 from service.report.pictures import (
     change_picture,
     confusion_picture,
@@ -33,6 +34,8 @@ from service.report.pictures import (
 )
 from service.report.svg import short
 
+SHOWN_CONTINUATIONS = 4
+"""More of them are folded away."""
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -45,12 +48,16 @@ def render_page(report: Report, *, recipe_yaml: str, policy_yaml: str) -> str:
         style=Markup(style),  # noqa: S704 - our own file
         style_hash=base64.b64encode(hashlib.sha256(style.encode()).digest()).decode(),
         gates=rows.gate_rows(report.decision.gates),
-        **(_merge_part(report) | _evaluation_part(report, read_policy(policy_yaml))),
+        **_parts(report, read_policy(policy_yaml)),
         recipe_yaml=recipe_yaml,
         policy_yaml=policy_yaml,
         version=__version__,
         approval_explained=APPROVAL_EXPLAINED,
     )
+
+
+def _parts(report: Report, policy: Policy) -> dict[str, Any]:
+    return _merge_part(report) | _evaluation_part(report, policy) | _language_part(report, policy)
 
 
 def _merge_part(report: Report) -> dict[str, Any]:
@@ -74,18 +81,37 @@ def _evaluation_part(report: Report, policy: Policy) -> dict[str, Any]:
     evaluation, drift = report.evaluation, report.drift
     if evaluation is None or drift is None:
         return {}
-    size_bound = policy.gates.size.max_ratio if policy.gates.size else None
     return {
         "key_figures": rows.key_figures(evaluation, report.decision.gates, policy),
         "comparisons": tuple(rows.comparisons(evaluation)),
         "pictures": {
             "baseline_confusion": confusion_picture(evaluation.baseline, "baseline"),
             "candidate_confusion": confusion_picture(evaluation.candidate, "candidate"),
-            "size": size_picture(evaluation.footprint, size_bound),
+            "size": size_picture(evaluation.footprint, _size_bound(policy)),
             "latency": latency_picture(evaluation.latency),
             "kl": kl_picture(drift.kl_histogram),
         },
     }
+
+
+def _language_part(report: Report, policy: Policy) -> dict[str, Any]:
+    language, drift = report.language, report.drift
+    if language is None or drift is None:
+        return {}
+    return {
+        "key_figures": language_rows.key_figures(language, drift, report.decision.gates),
+        "comparisons": tuple(language_rows.comparisons(language)),
+        "continuations": language_rows.continuations(language.generations),
+        "shown_continuations": SHOWN_CONTINUATIONS,
+        "pictures": {
+            "size": size_picture(language.footprint, _size_bound(policy)),
+            "kl": kl_picture(drift.kl_histogram, "token"),
+        },
+    }
+
+
+def _size_bound(policy: Policy) -> float | None:
+    return policy.gates.size.max_ratio if policy.gates.size else None
 
 
 def _environment() -> Environment:
@@ -107,6 +133,11 @@ def _environment() -> Environment:
         curve=lambda stage: curve_picture(stage.curve, stage.method),
         stage_figures=rows.stage_figures,
         touched_groups=rows.touched_groups,
+        visible=language_rows.visible,
+        layer_summary=layer_rows.layer_summary,
+        error_summary=layer_rows.error_summary,
+        layer_rows=layer_rows.layer_rows,
+        layer_picture=stage_picture,
     )
     return environment
 

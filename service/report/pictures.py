@@ -16,6 +16,8 @@ MAX_NUMBERED_CLASSES = 12
 LABEL_CHARACTERS = 14
 MAX_TENSOR_KINDS = 12
 PATTERN_CHARACTERS = 44
+NEAR = 0.75
+"""Values of which the smallest is more than this share of the largest are drawn without 0."""
 BASELINE, CANDIDATE = "baseline", "candidate"
 
 
@@ -46,7 +48,7 @@ def gate_picture(gate: GateResult, scale: float) -> Markup:
     parts = [
         bar(axis.start, 6, axis.end - axis.start, 14, class_="track"),
         bar(allowed[0], 6, allowed[1] - allowed[0], 14, class_="allowed"),
-        line((axis.at(0), 6), (axis.at(0), 20), class_="axis"),
+        line((axis.at(0), 6), (axis.at(0), 20), class_="axis") if axis.low <= 0 else Markup(""),
         line((at_bound, 2), (at_bound, 24), class_="bound"),
     ]
     if gate.interval:
@@ -59,8 +61,12 @@ def gate_picture(gate: GateResult, scale: float) -> Markup:
 
 
 def _strip_axis(values: Sequence[float]) -> Axis:
-    """From 0, or from below the lowest value, to a little beyond the highest."""
-    low, high = min(0.0, *values), max(values)
+    """From 0, or from below the lowest value, or near it where all lie close together; to beyond the highest."""
+    low, high = min(values), max(values)
+    if low > NEAR * high:
+        margin = (high - low or high * (1 - NEAR)) * 0.5
+        return Axis(low - margin, high + margin, 4, WIDTH - 4)
+    low = min(0.0, low)
     margin = (high - low or 1) * 0.12
     return Axis(low - (margin if low < 0 else 0), high + margin, 4, WIDTH - 4)
 
@@ -153,8 +159,8 @@ def _row(axis: Axis, y: float, height: float, measured: Measured) -> list[Markup
     ]
 
 
-def kl_picture(histogram: Histogram) -> Markup:
-    """How many answers moved how far. The horizontal axis is logarithmic: KL divergence in nats."""
+def kl_picture(histogram: Histogram, counted: str = "answer") -> Markup:
+    """How many answers, or tokens, moved how far. The horizontal axis is logarithmic: KL divergence in nats."""
     edges, counts = histogram.edges, histogram.counts
     across = Axis(edges[0], edges[-1], 40, WIDTH - 10)
     up = Axis(0, max(counts) or 1, 170, 12)
@@ -165,10 +171,12 @@ def kl_picture(histogram: Histogram) -> Markup:
     powers = range(math.ceil(edges[0]), math.floor(edges[-1]) + 1)
     parts += _left_axis(up, (short(tick) for tick in up.ticks()))
     parts.append(line((40, 170), (WIDTH - 10, 170), class_="axis"))
-    parts += [text(across.at(p), 186, _power(p), anchor="middle") for p in powers if p % 2 == 0]
-    parts.append(text(WIDTH / 2 + 15, 204, "KL divergence of one answer, nats", anchor="middle", class_="note"))
+    parts += [text(across.at(p), 186, power_text(p), anchor="middle") for p in powers if p % 2 == 0]
+    parts.append(text(WIDTH / 2 + 15, 204, f"KL divergence of one {counted}, nats", anchor="middle", class_="note"))
     modal = counts.index(max(counts))
-    description = f"Histogram of the KL divergence of {sum(counts)} answers; most lie near 10^{edges[modal]:.1f} nats."
+    description = (
+        f"Histogram of the KL divergence of {sum(counts)} {counted}s; most lie near 10^{edges[modal]:.1f} nats."
+    )
     return picture(description, 210, parts)
 
 
@@ -181,7 +189,7 @@ def change_picture(kinds: Sequence[TensorKind]) -> Markup:
     for i, kind in enumerate(shown):
         y = 36.0 * i
         positions = sorted({round(2 * axis.at(change)) / 2 for change in kind.changes})
-        parts.append(text(4, y + 12, f"{_cut_front(kind.pattern)} × {len(kind.changes):,}"))
+        parts.append(text(4, y + 12, f"{cut_front(kind.pattern)} × {len(kind.changes):,}"))
         parts.append(bar(4, y + 17, axis.end, 12, class_="track"))
         parts += [tag("circle", cx=x, cy=y + 23, r=4, class_="change") for x in positions]
         parts.append(text(axis.end + 10, y + 27, short(max(kind.changes)), class_="figure"))
@@ -223,12 +231,13 @@ def _left_axis(axis: Axis, names: Iterable[str]) -> list[Markup]:
     return [line((start, axis.start), (start, axis.end), class_="axis"), *shown]
 
 
-def _power(exponent: int) -> Markup | str:
+def power_text(exponent: int) -> str:
+    """`10⁻³`."""
     digits = str(abs(exponent)).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return "1" if exponent == 0 else f"10{'⁻' if exponent < 0 else ''}{digits}"
 
 
-def _cut_front(pattern: str) -> str:
+def cut_front(pattern: str) -> str:
     return pattern if len(pattern) <= PATTERN_CHARACTERS else "…" + pattern[1 - PATTERN_CHARACTERS :]
 
 

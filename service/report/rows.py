@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from modelpress.gate_results import WORDINGS
-from modelpress.metrics import Interval, Metric
+from modelpress.metrics import Footprint, Interval, Metric
 from modelpress.policies import Policy
 from modelpress.reports import EvaluationReport, GateResult, LatencyRow, StageRecord
 from service.report.pictures import gate_picture
@@ -22,6 +22,8 @@ TITLES = {
     "kl_mean": "KL, mean",
     "kl_p99": "KL, 99th percentile",
     "parity": "Parity",
+    "perplexity": "Perplexity ratio",
+    "top1_agreement": "Top-1 agreement",
     "merge_difference": "Layer difference",
     "merge_logits": "Logit difference",
     "merge_change": "Largest change",
@@ -32,7 +34,7 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """One of the three figures that matter. `outcome` is its gate's, `none` where the policy has no such gate."""
+    """One of the few figures that matter. `outcome` is its gate's, `none` where the policy has no such gate."""
 
     title: str
     value: str
@@ -63,22 +65,18 @@ class Comparison:
 
 def key_figures(evaluation: EvaluationReport, gates: Sequence[GateResult], policy: Policy) -> tuple[KeyFigure, ...]:
     judged = outcomes(gates)
-    footprint, drop, row = evaluation.footprint, evaluation.accuracy_drop, speed_row(evaluation.latency, policy)
-    size = (
-        "of the baseline's bytes",
-        f"{size_text(footprint.baseline_bytes)} → {size_text(footprint.candidate_bytes)}",
-    )
+    drop, row = evaluation.accuracy_drop, speed_row(evaluation.latency, policy)
     speed = (
         f"batch {row.batch_size}, {row.sequence_length} tokens, {threads(row.threads)}",
         f"{short(row.baseline_median_ms)} → {short(row.candidate_median_ms)} ms",
     )
     accuracy = (
-        _stated(drop.interval),
+        stated(drop.interval, 100),
         f"{percent(evaluation.baseline.accuracy.value)} → {percent(evaluation.candidate.accuracy.value)}, "
         f"n = {evaluation.paired.n:,}",
     )
     return (
-        KeyFigure("Size", f"{short(100 * footprint.ratio)} %", size, judged.get("size", NO_GATE)),
+        size_figure(evaluation.footprint, judged),
         KeyFigure("Speed-up", f"{short(row.speedup)}x", speed, judged.get("speed", NO_GATE)),
         KeyFigure(
             "Accuracy drop",
@@ -87,6 +85,14 @@ def key_figures(evaluation: EvaluationReport, gates: Sequence[GateResult], polic
             judged.get("accuracy_drop", NO_GATE),
         ),
     )
+
+
+def size_figure(footprint: Footprint, judged: Mapping[str, str]) -> KeyFigure:
+    details = (
+        "of the baseline's bytes",
+        f"{size_text(footprint.baseline_bytes)} → {size_text(footprint.candidate_bytes)}",
+    )
+    return KeyFigure("Size", f"{short(100 * footprint.ratio)} %", details, judged.get("size", NO_GATE))
 
 
 def outcomes(gates: Sequence[GateResult]) -> dict[str, str]:
@@ -107,12 +113,23 @@ def gate_rows(gates: Sequence[GateResult]) -> tuple[GateRow, ...]:
 
 def comparisons(evaluation: EvaluationReport) -> Iterator[Comparison]:
     """The before-and-after table. Quality is of the exported files in their runtime."""
-    baseline, candidate, footprint = evaluation.baseline, evaluation.candidate, evaluation.footprint
-    yield _quality("Accuracy", baseline.accuracy, candidate.accuracy)
-    yield _quality("F1, macro average", baseline.f1_macro, candidate.f1_macro)
+    baseline, candidate = evaluation.baseline, evaluation.candidate
+    yield quality("Accuracy", baseline.accuracy, candidate.accuracy)
+    yield quality("F1, macro average", baseline.f1_macro, candidate.f1_macro)
     for before, after in zip(baseline.per_class, candidate.per_class, strict=True):
         change = _points(before.f1, after.f1)
         yield Comparison(f"F1 of {before.label}, n = {before.support:,}", percent(before.f1), percent(after.f1), change)
+    yield from footprint_rows(evaluation.footprint)
+    for row in evaluation.latency:
+        yield Comparison(
+            f"Latency, batch {row.batch_size}, {row.sequence_length} tokens: median (p95)",
+            f"{short(row.baseline_median_ms)} ({short(row.baseline_p95_ms)}) ms",
+            f"{short(row.candidate_median_ms)} ({short(row.candidate_p95_ms)}) ms",
+            f"{short(row.speedup)}x ({' to '.join(interval_ends(row.speedup_interval, 1))})",
+        )
+
+
+def footprint_rows(footprint: Footprint) -> Iterator[Comparison]:
     yield Comparison(
         "Size of the model files",
         size_text(footprint.baseline_bytes),
@@ -122,13 +139,20 @@ def comparisons(evaluation: EvaluationReport) -> Iterator[Comparison]:
     weights = (footprint.baseline_parameters, footprint.candidate_parameters)
     share = f"{percent(weights[1] / weights[0])} of them" if weights[0] else "–"
     yield Comparison("Parameters", f"{weights[0]:,}", f"{weights[1]:,}", share)
-    for row in evaluation.latency:
-        yield Comparison(
-            f"Latency, batch {row.batch_size}, {row.sequence_length} tokens: median (p95)",
-            f"{short(row.baseline_median_ms)} ({short(row.baseline_p95_ms)}) ms",
-            f"{short(row.candidate_median_ms)} ({short(row.candidate_p95_ms)}) ms",
-            f"{short(row.speedup)}x ({' to '.join(interval_ends(row.speedup_interval, 1))})",
+
+
+def quality(name: str, before: Metric, after: Metric) -> Comparison:
+    """A share of right answers, with its interval in brackets where it has one."""
+
+    def shown(metric: Metric) -> str:
+        ends = metric.interval
+        return (
+            f"{percent(metric.value)} ({100 * ends.low:.2f} to {100 * ends.high:.2f})"
+            if ends
+            else percent(metric.value)
         )
+
+    return Comparison(name, shown(before), shown(after), _points(before.value, after.value))
 
 
 def stage_figures(stage: StageRecord) -> list[tuple[str, str, str]]:
@@ -162,8 +186,8 @@ def threads(count: int) -> str:
     return "one thread" if count == 1 else f"{count} threads"
 
 
-def _stated(interval: Interval | None) -> str:
-    low, high = interval_ends(interval, 100)
+def stated(interval: Interval | None, scale: float) -> str:
+    low, high = interval_ends(interval, scale)
     return f"{100 * interval.confidence:g} % interval {low} to {high}" if interval else "no interval"
 
 
@@ -185,18 +209,6 @@ def _gate_row(gate: GateResult) -> GateRow:
         sentence=gate.sentence,
         picture=gate_picture(gate, wording.scale),
     )
-
-
-def _quality(name: str, before: Metric, after: Metric) -> Comparison:
-    def shown(metric: Metric) -> str:
-        ends = metric.interval
-        return (
-            f"{percent(metric.value)} ({100 * ends.low:.2f} to {100 * ends.high:.2f})"
-            if ends
-            else percent(metric.value)
-        )
-
-    return Comparison(name, shown(before), shown(after), _points(before.value, after.value))
 
 
 def _points(before: float | None, after: float | None) -> str:

@@ -15,10 +15,10 @@ from service.publication import Publication, Sources, publish
 from service.requests import ConversionRequest
 from service.signing import Signer, load_or_create_signer
 from service.storage.store import ContentStore
-from tests.evidence import merge_samples, samples
+from tests.evidence import language_samples, merge_samples, samples
 
-AnyCase = samples.Case | merge_samples.MergeCase
-CASES: dict[str, AnyCase] = {**samples.CASES, **merge_samples.CASES}
+AnyCase = samples.Case | merge_samples.MergeCase | language_samples.LanguageCase
+CASES: dict[str, AnyCase] = {**samples.CASES, **merge_samples.CASES, **language_samples.CASES}
 FILES = {
     "config.json": b'{"model_type": "bert"}',
     "model.onnx": b"\x08\x0a" * 700,
