@@ -15,15 +15,21 @@ from modelpress.reports import StageRecord
 
 VERSION = 1
 SCALE = ".weight_scale"
+ASYMMETRIC = (
+    "transformers loads asymmetric weights of compressed-tensors only with "
+    "quantization_config=CompressedTensorsConfig(dequantize=True); vLLM reads them as they are"
+)
+"""Of transformers 5.24 with compressed-tensors 0.20: it expects zero points that are not packed."""
 
 
 def run(arguments: Export, job: StreamJob, monitor: Monitor) -> StageRecord:
     """InvalidModel where the base is not quantized in this layout."""
-    layout, _ = layout_of(read_json(job.base, CONFIG).get("quantization_config") or {})
+    layout, args = layout_of(read_json(job.base, CONFIG).get("quantization_config") or {})
     base = WeightFiles.read(job.base)
     base.verify()
     gathered = gather(base, [stored_tensor(base, tensor) for tensor in base.tensors.values()], job, monitor)
-    return gathered.record(arguments, version=VERSION, modules=quantized_modules(base), layout=layout)
+    record = gathered.record(arguments, version=VERSION, modules=quantized_modules(base), layout=layout)
+    return record if args.symmetric else record.model_copy(update={"warnings": (*record.warnings, ASYMMETRIC)})
 
 
 def quantized_modules(base: WeightFiles) -> tuple[str, ...]:

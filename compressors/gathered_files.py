@@ -48,7 +48,7 @@ class Gathered:
     warnings: tuple[str, ...]
 
     def record(self, arguments: Export, *, version: int, modules: Sequence[str], **details: Any) -> StageRecord:
-        """The stage's record; `modules` are the quantized linear layers."""
+        """The stage's record; `modules` are the quantized linear layers, `details` facts of the format."""
         return StageRecord(
             method="export",
             arguments=arguments.model_dump(mode="json"),
