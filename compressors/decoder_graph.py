@@ -30,11 +30,11 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def _same_for_all(config: Any) -> tuple[str, ...]:
-    return (FULL,) * config.num_hidden_layers
+    return (FULL,) * int(config.num_hidden_layers)
 
 
 def _one_window(config: Any) -> tuple[str, ...]:
-    return (FULL if config.sliding_window is None else SLIDING,) * config.num_hidden_layers
+    return (FULL if config.sliding_window is None else SLIDING,) * int(config.num_hidden_layers)
 
 
 def _by_layer(config: Any) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ Z bytes of a row's zero points.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -100,7 +101,7 @@ class MatMulNBits(nn.Module):
         super().__init__()
         stored = blocked(weight)
         self.outputs = len(stored.codes_ONP)
-        self.attributes = {
+        self.attributes: Mapping[str, int] = {
             "K": stored.inputs,
             "N": self.outputs,
             "bits": stored.num_bits,
@@ -116,7 +117,7 @@ class MatMulNBits(nn.Module):
         outputs = torch.onnx.ops.symbolic(
             "com.microsoft::MatMulNBits",
             (inputs, self.codes, self.scales, *zeros),
-            self.attributes,
+            dict(self.attributes),
             dtype=inputs.dtype,
             shape=(*inputs.shape[:-1], self.outputs),
             version=1,
