@@ -1,8 +1,8 @@
 """Questions with given choices: the model's answer is the choice whose tokens it finds most likely after the prompt.
 
 The text that is scored is prompt + choice as they stand: a space between them is written in the dataset. A choice's
-score is the mean of log p over its tokens, so that a long choice is not worse for being long (`acc_norm` of lm-evaluation-harness
-divides by bytes instead).
+score is the mean of log p over its tokens, so that a long choice is not worse for being long. (`acc_norm` of
+lm-evaluation-harness divides by bytes instead.)
 """
 
 from __future__ import annotations

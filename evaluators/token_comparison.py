@@ -16,14 +16,12 @@ from torch import Tensor
 
 from evaluators.language_models import LanguageModel, open_language_model
 from evaluators.runtimes import Resources, read_config
-from evaluators.token_figures import TokenFacts, TokenFigures, load_token_figures
+from evaluators.token_figures import TokenFacts, TokenFigures
 from evaluators.token_windows import Window, batches, check_vocabulary, check_window, cut_windows, padded, text_tokens
 from evaluators.tokenization import load_tokenizer
 from modelpress.errors import InvalidModel
 from modelpress.evaluations import LanguageEvaluation
 from modelpress.language_rows import read_language_rows
-
-__all__ = ["ComparedModels", "TokenFigures", "check_finite", "compare_logits", "compare_tokens", "load_token_figures"]
 
 CHUNK_TOKENS = 64
 """Positions whose float64 distributions are in memory at once."""

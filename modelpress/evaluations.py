@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from modelpress.documents import Document, read_document
+from modelpress.documents import Document, parse_yaml, read_value
 from modelpress.errors import InvalidRequest
 from modelpress.recipes import Recipe
 
-_TASK = re.compile(r"""^[ \t]*["']?task["']?[ \t]*:[ \t]*["']?text-generation\b""", re.MULTILINE)
 Shape = Annotated[int, Field(strict=True, ge=1, le=8192)]
 
 
@@ -64,9 +62,9 @@ class LanguageEvaluation(Document):
 
     A choice is scored as the text prompt + choice, joined as they stand: write the space between them.
 
-    The texts' tokens, one text after the other, are cut into windows. A window predicts the tokens that no window before
-    it saw, but its own first one never: nothing precedes it. `-` read only, `x` read and predicted, for 16 tokens in
-    windows of 8, with a stride of 4 (every token but the first of all is predicted, exactly once):
+    The texts' tokens, one text after the other, are cut into windows. A window predicts the tokens that no window
+    before it saw, but its own first one never: nothing precedes it. `-` read only, `x` read and predicted, for 16
+    tokens in windows of 8, with a stride of 4 (every token but the first of all is predicted, exactly once):
 
         -xxxxxxx
             ----xxxx
@@ -116,9 +114,9 @@ AnyEvaluation = Evaluation | LanguageEvaluation
 
 def read_evaluation(text: str) -> AnyEvaluation:
     """Parse an evaluation; its `task` says which kind it is. A fault is one InvalidRequest."""
-    if _TASK.search(text):
-        return read_document(LanguageEvaluation, text, InvalidRequest)
-    return read_document(Evaluation, text, InvalidRequest)
+    value = parse_yaml(text, InvalidRequest)
+    is_language = isinstance(value, dict) and value.get("task") == LanguageEvaluation.model_fields["task"].default
+    return read_value(LanguageEvaluation if is_language else Evaluation, value, InvalidRequest)
 
 
 def default_evaluation(recipe: Recipe) -> AnyEvaluation:
