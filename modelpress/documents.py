@@ -56,18 +56,22 @@ DocumentT = TypeVar("DocumentT", bound=Document)
 
 def read_document(kind: type[DocumentT], text: str, error: type[InvalidRequest]) -> DocumentT:
     """Parse YAML (JSON is YAML) into `kind`; every fault becomes one `error` that names the field."""
+    return read_value(kind, parse_yaml(text, error), error)
+
+
+def parse_yaml(text: str, error: type[InvalidRequest]) -> Any:
+    """The value of a YAML text, of bounded size and cost; `error` says where it is none."""
     size = len(text.encode("utf-8", errors="replace"))
     if size > MAX_DOCUMENT_BYTES:
         raise error(f"the document has {size} bytes: at most {MAX_DOCUMENT_BYTES} are allowed")
     try:
-        value = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a subclass of SafeLoader
+        return yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a subclass of SafeLoader
     except yaml.MarkedYAMLError as fault:
         mark = fault.problem_mark or fault.context_mark
         place = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         raise error(f"not valid YAML{place}: {(fault.problem or fault.context or 'unreadable')[:200]}") from None
     except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError) as fault:
         raise error(f"unreadable YAML: {' '.join(str(fault).split())[:200]}") from None
-    return read_value(kind, value, error)
 
 
 def read_value(kind: type[DocumentT], value: Any, error: type[InvalidRequest]) -> DocumentT:
