@@ -20,8 +20,10 @@ from modelpress.policies import (
     MergeDifference,
     MergeLogits,
     Parity,
+    Perplexity,
     Size,
     Speed,
+    Top1Agreement,
     read_policy,
 )
 from modelpress.recipes import Export, Prune, Quantize, Recover, TrainingArguments, read_recipe
@@ -43,6 +45,8 @@ GATES: dict[str, type[Document]] = {
     "size": Size,
     "speed": Speed,
     "parity": Parity,
+    "perplexity": Perplexity,
+    "top1_agreement": Top1Agreement,
     "merge_difference": MergeDifference,
     "merge_logits": MergeLogits,
     "merge_change": MergeChange,
