@@ -35,6 +35,7 @@ SHAPES = [(8, 128), (3, 256), (21, 128)]
 def quantized(arguments: QuantizeWeights, shape: tuple[int, int] = (8, 128), *, seed: int = 0) -> QuantizedWeight:
     w_OI = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     w_OI[0] = 0
+    w_OI[1] *= 1e-42
     dtype = (torch.float32, torch.bfloat16, torch.float16)[seed % 3]
     grid = IntegerGrid(arguments.num_bits, arguments.symmetric, arguments.group_size, dtype)
     return round_to_nearest(w_OI, grid)
@@ -117,8 +118,8 @@ def test_words_hold_codes_lowest_bits_first(num_bits: int) -> None:
     assert torch.equal(pack_quantized.unpack_columns(words_RW, num_bits, columns=9), codes_RC)
 
 
-def test_a_row_of_zeros_stays_exactly_zero() -> None:
-    """Case 24, for the grid's tiniest scale and for every scheme."""
+def test_a_row_of_zeros_stays_exactly_zero_and_a_subnormal_one_finite() -> None:
+    """Case 24, for every scheme."""
     for arguments in ARGUMENTS.values():
         weight = quantized(arguments)
         tensors = pack_quantized.stored_tensors(MODULE, weight, scheme=arguments.scheme)
