@@ -16,6 +16,7 @@ import compressed_tensors
 import torch
 import transformers
 from torch import Tensor
+from transformers import DynamicCache
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from evaluators.architectures import model_class, model_config
@@ -55,12 +56,11 @@ class TransformersLanguageModel:
     @torch.inference_mode()
     def greedy(self, ids_T: list[int], *, max_new_tokens: int, stop: frozenset[int]) -> list[int]:
         new: list[int] = []
-        fresh, past = ids_T, None
+        cache = DynamicCache(config=self.model.config)
         while len(new) < max_new_tokens and not stop.intersection(new[-1:]):
-            ids_1T = torch.tensor([fresh], device=self.device)
-            output = self._run(input_ids=ids_1T, past_key_values=past, use_cache=True)
-            new.append(int(output.logits[0, -1].argmax()))
-            fresh, past = new[-1:], output.past_key_values
+            ids_1T = torch.tensor([new[-1:] or ids_T], device=self.device)
+            logits_1TV = self._run(input_ids=ids_1T, cache=cache, use_cache=True).logits
+            new.append(int(logits_1TV[0, -1].argmax()))
         return new
 
     def _run(self, **inputs: Any) -> Any:

@@ -75,5 +75,5 @@ def test_a_dataset_without_any_text_is_refused(read, rows):
 
 
 def test_an_empty_dataset_is_refused(read):
-    with pytest.raises(InvalidDataset, match="data.jsonl has no rows"):
+    with pytest.raises(InvalidDataset, match="has no rows"):
         read()
