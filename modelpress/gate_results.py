@@ -43,11 +43,12 @@ class Sample:
 
 
 class Wording(NamedTuple):
-    """How a gate's figure is written: `scale` times the figure, then `suffix`."""
+    """How a gate's figure is written: `scale` times the figure with so many significant digits, then `suffix`."""
 
     title: str
     scale: float
     suffix: str
+    digits: int = 3
 
 
 WORDINGS: Mapping[str, Wording] = {
@@ -58,13 +59,13 @@ WORDINGS: Mapping[str, Wording] = {
     "size": Wording("Size", 100, " % of the baseline's bytes"),
     "speed": Wording("Speed-up", 1, "x"),
     "parity": Wording("Largest logit difference between torch and the runtime", 1, ""),
-    "perplexity": Wording("Perplexity over the baseline's", 1, ""),
+    "perplexity": Wording("Perplexity over the baseline's", 1, "", digits=4),
     "top1_agreement": Wording("Share of equal most likely tokens", 100, " %"),
     "merge_difference": Wording("Largest output difference of a merged layer", 1, " of the output's norm"),
     "merge_logits": Wording("Largest logit difference of the merged model", 1, " of the largest logit"),
     "merge_change": Wording("Largest change of a tensor", 1, " of its norm"),
 }
-DIGITS, ALL_DIGITS = 3, 9
+ALL_DIGITS = 9
 
 
 def judge_figure(question: Question, figure: float | None, basis: str = "") -> GateResult:
@@ -134,8 +135,8 @@ def _drawn(question: Question, sample: Sample) -> str:
 def _digits(question: Question, figure: float) -> int:
     """Few, except where the figure would look like its bound."""
     wording = WORDINGS[question.name]
-    alike = _number(wording, figure, DIGITS) == _number(wording, question.bound, DIGITS)
-    return ALL_DIGITS if alike else DIGITS
+    alike = _number(wording, figure, wording.digits) == _number(wording, question.bound, wording.digits)
+    return ALL_DIGITS if alike else wording.digits
 
 
 def _number(wording: Wording, value: float, digits: int) -> str:

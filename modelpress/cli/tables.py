@@ -71,7 +71,7 @@ def figure(value: float | None, unit: str) -> str:
     if unit == "fraction":
         percent = value * 100
         return f"{percent:.2f} %" if not percent or abs(percent) >= 0.01 else f"{percent:.2g} %"
-    return f"{value:.3g}x" if unit == "ratio" else f"{value:.3g} {unit}"
+    return f"{value:.4g}x" if unit == "ratio" else f"{value:.3g} {unit}"
 
 
 def conversions_table(conversions: Iterable[Conversion]) -> Table:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
+from modelpress.gate_results import WORDINGS
 from modelpress.language_reports import Generation, LanguageReport
 from modelpress.metrics import Metric
 from modelpress.reports import DriftReport, GateResult
@@ -24,6 +25,7 @@ from service.report.rows import (
 from service.report.svg import short
 
 PROMPT_CHARACTERS = 600
+RATIO_DIGITS = WORDINGS["perplexity"].digits
 NOT_COMPUTED = "not computed"
 
 
@@ -47,7 +49,7 @@ def key_figures(language: LanguageReport, drift: DriftReport, gates: Sequence[Ga
         KeyFigure(
             "Perplexity",
             _times(ratio),
-            (stated(ratio.interval, 1), " → ".join(map(_shown, perplexities)) + f", {_tokens(ratio)}"),
+            (stated(ratio.interval, 1, RATIO_DIGITS), " → ".join(map(_shown, perplexities)) + f", {_tokens(ratio)}"),
             judged.get("perplexity", NO_GATE),
         ),
         KeyFigure(
@@ -68,7 +70,7 @@ def key_figures(language: LanguageReport, drift: DriftReport, gates: Sequence[Ga
 def comparisons(language: LanguageReport) -> Iterator[Comparison]:
     """The before-and-after table."""
     ratio = language.perplexity_ratio
-    low, high = interval_ends(ratio.interval, 1)
+    low, high = interval_ends(ratio.interval, 1, RATIO_DIGITS)
     yield Comparison(
         "Perplexity",
         _with_interval(language.baseline_perplexity),
@@ -109,7 +111,7 @@ def _shown(metric: Metric, unit: str = "") -> str:
 
 
 def _times(ratio: Metric) -> str:
-    return _shown(ratio, "x")
+    return NOT_COMPUTED if ratio.value is None else f"{short(ratio.value, RATIO_DIGITS)}x"
 
 
 def _with_interval(metric: Metric) -> str:

@@ -186,25 +186,27 @@ def threads(count: int) -> str:
     return "one thread" if count == 1 else f"{count} threads"
 
 
-def stated(interval: Interval | None, scale: float) -> str:
-    low, high = interval_ends(interval, scale)
+def stated(interval: Interval | None, scale: float, significant: int = 3) -> str:
+    low, high = interval_ends(interval, scale, significant)
     return f"{100 * interval.confidence:g} % interval {low} to {high}" if interval else "no interval"
 
 
-def interval_ends(interval: Interval | None, scale: float) -> tuple[str, str]:
-    return (short(interval.low * scale), short(interval.high * scale)) if interval else ("", "")
+def interval_ends(interval: Interval | None, scale: float, significant: int = 3) -> tuple[str, str]:
+    if interval is None:
+        return "", ""
+    return short(interval.low * scale, significant), short(interval.high * scale, significant)
 
 
 def _gate_row(gate: GateResult) -> GateRow:
     wording = WORDINGS[gate.name]
     suffix = wording.suffix.partition(" of ")[0]
-    low, high = interval_ends(gate.interval, wording.scale)
+    low, high = interval_ends(gate.interval, wording.scale, wording.digits)
     side = "at most" if gate.comparison == "<=" else "at least"
     return GateRow(
         title=TITLES.get(gate.name, wording.title),
-        figure="none" if gate.figure is None else f"{short(gate.figure * wording.scale)}{suffix}",
+        figure="none" if gate.figure is None else f"{short(gate.figure * wording.scale, wording.digits)}{suffix}",
         interval=f"{low} to {high}" if gate.interval else "–",
-        bound=f"{side} {short(gate.bound * wording.scale)}{suffix}",
+        bound=f"{side} {short(gate.bound * wording.scale, wording.digits)}{suffix}",
         outcome=gate.outcome.value,
         sentence=gate.sentence,
         picture=gate_picture(gate, wording.scale),

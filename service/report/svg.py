@@ -66,11 +66,11 @@ class Axis:
         return [round(i * step, 10) for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
 
 
-def short(value: float) -> str:
-    """Three significant digits, a true minus sign, thousands separated: 0.00412, 12.3, −4, 11,743."""
+def short(value: float, significant: int = 3) -> str:
+    """So many significant digits, a true minus sign, thousands separated: 0.00412, 12.3, −4, 11,743."""
     if value and abs(value) < 1e-4:
         return f"{value:.1e}".replace("-", "−")
-    digits = max(0, 2 - math.floor(math.log10(abs(value)))) if value else 0
+    digits = max(0, significant - 1 - math.floor(math.log10(abs(value)))) if value else 0
     shown = f"{value:,.{digits}f}"
     return (shown.rstrip("0").rstrip(".") if "." in shown else shown).replace("-", "−")
 

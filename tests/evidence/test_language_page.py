@@ -14,6 +14,7 @@ from service.report.language_rows import continuations, visible
 from service.report.layer_pictures import MAX_KINDS, layer_kinds, stage_picture
 from service.report.layer_rows import error_summary, layer_summary
 from service.report.page import SHOWN_CONTINUATIONS, render_page
+from service.report.pictures import gate_picture
 from tests.evidence import language_samples
 from tests.evidence.language_samples import LanguageCase, quantized_layers
 from tests.evidence.test_report_page import Reader
@@ -72,7 +73,7 @@ def test_the_figures_that_matter_are_the_reports_own():
     top = plain(page(language_samples.APPROVED)).partition(" Gates ")[0]
     report = language_samples.APPROVED.report(MODEL)
     assert "Size 41.8 % of the baseline's bytes" in top
-    assert f"Perplexity {report.language.perplexity_ratio.value:.2f}x 95 % interval 1.12 to 1.14" in top
+    assert f"Perplexity {report.language.perplexity_ratio.value:.3f}x 95 % interval 1.117 to 1.136" in top
     assert f"{report.drift.kl_mean.value:.3f} nats" in top
     assert "8,176 tokens" in top
     assert top.count(" passed ") == 5  # the verdict's sentence, and each of the four
@@ -191,6 +192,12 @@ def test_a_fallback_has_a_mark_of_its_own():
 def test_thousands_of_layers_of_a_kind_are_a_few_thousand_marks_at_most():
     many = [layer(f"model.layers.{i}.up_proj", error=(i + 1) / 20_000) for i in range(20_000)]
     assert str(stage_picture(many)).count("<circle") < 1500
+
+
+def test_figures_that_lie_close_together_are_drawn_without_0_and_others_from_it():
+    gates = {gate.name: str(gate_picture(gate, 1)) for gate in language_samples.APPROVED.report(MODEL).decision.gates}
+    assert 'class="axis"' not in gates["perplexity"]  # 1.127 and a bound of 1.2
+    assert 'class="axis"' in gates["accuracy_drop"]
 
 
 def test_a_figure_that_was_not_computed_is_said_to_be_so():
