@@ -59,6 +59,9 @@ class LayerWork:
     device: torch.device
     seed: int
     """Of this layer: it differs from layer to layer."""
+    wanted: LayerInputs | None = None
+    """The unquantized model's outputs of this layer, window by window; None unless the algorithm is one of
+    `NEEDS_WANTED`."""
 
     def run(self, hidden_BTH: Tensor) -> Tensor:
         """The layer's output [B, T, H]."""

@@ -35,6 +35,8 @@ class LayerInput:
     activations: Activations | None
     arguments: Mapping[str, Any]
     """Keyword arguments of the layer's forward pass."""
+    wanted: Activations | None = None
+    """What the unquantized model's layer puts out, for an algorithm of `NEEDS_WANTED`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +80,7 @@ def layer_work(plan: QuantizationPlan, number: int, given: LayerInput, *, seed: 
         grid=plan.grid,
         device=decoder.device,
         seed=seed + SEED_STEP * number,
+        wanted=given.wanted,
     )
 
 

@@ -6,17 +6,21 @@ stream.given(0); stream.advance(0, finished); stream.given(1); ...
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor, nn
 
 from compressors.activations import Activations, NonFiniteError
+from compressors.algorithm_table import NEEDS_WANTED
 from compressors.calibration import CalibrationWindows
+from compressors.decoder_families import DecoderFamily
 from compressors.layer_algorithms import run_layer
 from compressors.layer_quantization import LayerInput
 from compressors.quantization_plan import QuantizationPlan
 from compressors.quantization_progress import FinishedLayer
+from compressors.reference_outputs import ReferenceOutputs
 from compressors.weight_files import WeightFiles
 from modelpress.errors import InvalidModel
 from modelpress.stored_folders import Source
@@ -77,10 +81,35 @@ class Calibrated:
             raise _non_finite(self._plan.decoder.family.layer(number)) from None
 
 
+class Aimed:
+    """A calibrated stream that also gives what the unquantized model's layers put out."""
+
+    def __init__(self, stream: Calibrated, reference: ReferenceOutputs, *, family: DecoderFamily) -> None:
+        self._stream = stream
+        self._reference = reference
+        self._family = family
+
+    def given(self, number: int) -> LayerInput:
+        try:
+            wanted = self._reference.of(number)
+        except NonFiniteError:
+            raise _non_finite(self._family.layer(number)) from None
+        return replace(self._stream.given(number), wanted=wanted)
+
+    def advance(self, number: int, finished: FinishedLayer) -> None:
+        self._stream.advance(number, finished)
+
+
 def layer_stream(
     plan: QuantizationPlan, windows: CalibrationWindows | None, *, scratch: Path, written: Callable[[], Source]
 ) -> LayerStream:
-    return Uncalibrated() if windows is None else Calibrated(plan, windows, scratch=scratch, written=written)
+    if windows is None:
+        return Uncalibrated()
+    stream = Calibrated(plan, windows, scratch=scratch, written=written)
+    if plan.arguments.algorithm not in NEEDS_WANTED:
+        return stream
+    reference = ReferenceOutputs.embed(plan.decoder, windows.ids_NT, scratch=scratch)
+    return Aimed(stream, reference, family=plan.decoder.family)
 
 
 def stored_layer(plan: QuantizationPlan, number: int, finished: FinishedLayer, *, written: Source) -> nn.Module:

@@ -42,7 +42,9 @@ def make_layer(
     dtype: torch.dtype = torch.float32,
     **config: Any,
 ) -> LayerWork:
-    """Layer 0 of a random model whose weights and inputs have outlying channels; all linear layers are targets."""
+    """Layer 0 of a random model, its inputs with outlying channels; all linear layers are targets. Wanted is what it
+    puts out itself.
+    """
     model = random_decoder(model_type=model_type, **config).to(dtype).float().requires_grad_(False)
     family = DECODERS[model_type]
     module = model.get_submodule(family.layer(0))
@@ -51,7 +53,7 @@ def make_layer(
     hidden_NTH = torch.randn(WINDOWS, TOKENS, model.config.hidden_size, generator=generator)
     hidden_NTH *= torch.exp(1.5 * torch.randn(model.config.hidden_size, generator=generator))
     positions = model.get_submodule(family.rotary)(hidden_NTH, torch.arange(TOKENS)[None])
-    return LayerWork(
+    layer = LayerWork(
         name=family.layer(0),
         module=module,
         linears={name: module.get_submodule(name) for name in names},
@@ -62,6 +64,7 @@ def make_layer(
         device=torch.device("cpu"),
         seed=3,
     )
+    return replace(layer, wanted=InMemory(output(layer)))
 
 
 def output(layer: LayerWork) -> Tensor:

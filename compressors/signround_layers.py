@@ -1,0 +1,115 @@
+"""SignRound on one decoder layer: learn the roundings of all its weights together, on the layer's own output.
+
+A step runs the layer, its weights on the grid as they ship, over a few calibration windows; its loss is the mean square
+of what the output misses of the wanted one. Wanted is what the unquantized model puts out there, so a layer also makes
+up for what the layers before it lost. The step runs in the device's fastest type, bfloat16 where it has products of
+that; which of the roundings, the plain or the learned ones, are kept is decided in float32.
+
+Shapes: B windows, T tokens, H hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from compressors.layer_algorithms import LayerInputs, LayerOutcome, LayerWork
+from compressors.layer_channels import calibration_inputs
+from compressors.signround import Learned, Rounded, RoundingProblem, rounding_problem
+from modelpress.quantization_recipes import QuantizeWeights, WeightTraining
+
+LOOK_WINDOWS = 16
+"""Calibration windows, evenly spaced, on which the learned roundings are compared with the plain ones."""
+
+
+def quantize_layer(layer: LayerWork, arguments: QuantizeWeights) -> LayerOutcome:
+    """Every linear layer of `layer`, whose weights it replaces; its loss is never above that of rounding to nearest.
+
+    Details: the losses of rounding and of what is kept, as shares of the wanted output's mean square.
+    """
+    lesson = Lesson.of(layer)
+    rounded, plain = lesson.put(), lesson.loss()
+    learn(lesson, arguments.training)
+    learned, loss = lesson.put(), lesson.loss()
+    kept = learned if loss <= plain else rounded
+    weights = {name: weight.weight for name, weight in kept.items()}
+    return LayerOutcome(weights, details={"loss of rounding": plain, "loss": min(loss, plain)})
+
+
+def learn(lesson: Lesson, training: WeightTraining) -> None:
+    """Signed gradient descent at a rate that falls in a straight line to 0."""
+    peak = training.learning_rate or 1 / training.steps
+    order = _batches(len(lesson.inputs), size=training.batch_size, seed=lesson.layer.seed)
+    for step in range(training.steps):
+        rounded = lesson.put()
+        gradients = lesson.gradients(next(order))
+        rate = peak * (1 - step / training.steps)
+        for name, problem in lesson.problems.items():
+            lesson.learned[name].descend(problem.gradients(gradients[name], rounded[name]), rate=rate)
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """A layer, what it reads, what it is to make of that, and the roundings of its weights learned so far."""
+
+    layer: LayerWork
+    inputs: LayerInputs
+    wanted: LayerInputs
+    problems: Mapping[str, RoundingProblem]
+    learned: Mapping[str, Learned]
+
+    @staticmethod
+    def of(layer: LayerWork) -> Lesson:
+        if layer.wanted is None:
+            raise ValueError(f"{layer.name} has no wanted outputs: this algorithm needs them")
+        weights = {name: linear.weight.detach().clone() for name, linear in layer.linears.items()}
+        problems = {name: rounding_problem(weight_OI, layer.grid) for name, weight_OI in weights.items()}
+        learned = {name: problem.start() for name, problem in problems.items()}
+        return Lesson(layer, calibration_inputs(layer), layer.wanted, problems, learned)
+
+    def put(self) -> dict[str, Rounded]:
+        """Give the layer its weights as they are rounded now."""
+        rounded = {name: problem.rounded(self.learned[name]) for name, problem in self.problems.items()}
+        for name, weight in rounded.items():
+            self.layer.linears[name].weight.data.copy_(weight.weight.dequantized())
+        return rounded
+
+    def gradients(self, windows: Tensor) -> dict[str, Tensor]:
+        """Of the mean squared error on these windows by each weight [O, I]."""
+        parameters = {name: self.layer.linears[name].weight.requires_grad_(True) for name in self.problems}
+        with torch.enable_grad(), _fastest(self.layer.device):
+            missed_BTH = self.layer.run(self.inputs.windows(windows)).float() - self.wanted.windows(windows)
+            found = torch.autograd.grad(missed_BTH.square().mean(), list(parameters.values()))
+        for parameter in parameters.values():
+            parameter.requires_grad_(False)
+        return dict(zip(parameters, found, strict=True))
+
+    @torch.no_grad()
+    def loss(self) -> float:
+        """Squared error over squared wanted output on LOOK_WINDOWS windows, in float32."""
+        missed = whole = 0.0
+        every = max(1, len(self.inputs) // LOOK_WINDOWS)
+        for windows in torch.split(torch.arange(0, len(self.inputs), every), 4):
+            wanted_BTH = self.wanted.windows(windows)
+            missed += float((self.layer.run(self.inputs.windows(windows)) - wanted_BTH).square().sum())
+            whole += float(wanted_BTH.square().sum())
+        return missed / whole if whole > 0 else missed
+
+
+def _fastest(device: torch.device) -> AbstractContextManager[Any]:
+    """bfloat16 products where the device has units for them; else float32."""
+    has_units = device.type == "cuda" or torch.cpu.get_capabilities().get("amx_bf16", False)
+    return torch.autocast(device.type, dtype=torch.bfloat16) if has_units else nullcontext()
+
+
+def _batches(count: int, *, size: int, seed: int) -> Iterator[Tensor]:
+    """Indices of windows without end, each pass over all of them in an order of its own; a pass drops its rest."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        order = torch.randperm(count, generator=generator)
+        yield from (order[first : first + size] for first in range(0, max(1, count - size + 1), size))
