@@ -26,6 +26,8 @@ from modelpress.errors import InternalError, InvalidModel
 INPUTS = ("input_ids", "attention_mask", "position_ids")
 TRACED_SHAPE = (2, 3, 5)
 """B, T and P while tracing: three different numbers above 1."""
+WRAPPED = "model."
+"""In front of each weight's name: the graph holds the model inside a wrapper."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -166,9 +168,11 @@ def to_onnx(model: Any, family: DecoderFamily, *, opset: int) -> ir.Model:
 
 
 def _cleaned(model: ir.Model) -> ir.Model:
-    """Without what does not compute; the mask's length has the name that the outputs give it."""
+    """Without what does not compute; weights are named as in torch, the mask's length as the outputs name theirs."""
     passes.RemoveUnusedNodesPass()(model)
     passes.ClearMetadataAndDocStringPass()(model)
+    for weight in tuple(model.graph.initializers.values()):
+        weight.name = (weight.name or "").removeprefix(WRAPPED)
     mask = next(value for value in model.graph.inputs if value.name == "attention_mask")
     mask.shape = ir.Shape(["batch", "past + sequence"])
     return model

@@ -51,7 +51,6 @@ def run(arguments: Export, job: Job, monitor: Monitor) -> StageRecord:
         details={
             "size_bytes": sum((job.output / name).stat().st_size for name in (MODEL_FILE, DATA_FILE)),
             "quantized_operators": {OPERATOR: operators},
-            "weights": len(graph.graph.initializers),
             "shapes_run": [list(shape) for shape in shapes],
             "parity_rows": parity_rows,
         },

@@ -17,6 +17,8 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from compressors.decoder_families import DECODERS
+from compressors.decoder_graph import ATTENTION
 from compressors.folders import WEIGHTS, companion_files
 from evaluators.onnx_language import OnnxLanguageModel
 from evaluators.runtimes import Resources
@@ -109,6 +111,17 @@ def test_every_quantized_layer_is_one_operator_without_a_float_weight(scheme: st
     floats = [tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT]
     assert [list(tensor.dims) for tensor in floats if len(tensor.dims) == 2 and min(tensor.dims) > 8] == [[128, 128]]
     assert exported.record.kept_float == ("lm_head",)
+
+
+def test_weights_are_named_as_in_torch() -> None:
+    graph = onnx.load(quantized_export(QUICK)[1].folder / "model.onnx", load_external_data=False).graph
+    module = "model.layers.0.mlp.up_proj"
+    names = {tensor.name for tensor in graph.initializer}
+    assert {f"{module}.codes", f"{module}.scales", f"{module}.zeros", "lm_head.weight"} <= names
+
+
+def test_every_family_has_its_attention() -> None:
+    assert ATTENTION.keys() == DECODERS.keys()
 
 
 def test_a_tied_head_is_stored_once() -> None:
