@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compressors.clipping import clipped_grid, counted_weights
+from compressors.clipping import clipped_grid, counted_inputs
 from compressors.coordinate_descent import descend
 from compressors.gptq import FactoredHessian, factor_hessian, quantize_channels
 from compressors.integer_grid import IntegerGrid, QuantizedWeight, fit_grid, round_to_nearest
@@ -69,7 +69,7 @@ def _ranges(
     """Dead channels do not widen any range."""
     if arguments.clip_search:
         return clipped_grid(w_OI, grid, importance_I=hessian.importance())
-    return fit_grid(counted_weights(w_OI, grid, live_I=hessian.live_I), grid)
+    return fit_grid(w_OI * counted_inputs(grid, live_I=hessian.live_I), grid)
 
 
 def _rows(take_O: Tensor, first: QuantizedWeight, second: QuantizedWeight) -> QuantizedWeight:
