@@ -1,0 +1,70 @@
+"""Targets and what is ignored of them, by the names of a two-layer Llama."""
+
+from __future__ import annotations
+
+import pytest
+
+from compressors.decoder_families import DECODERS
+from compressors.decoder_targets import Targets, choose_targets
+from modelpress.errors import InvalidRecipe
+from modelpress.quantization_recipes import QuantizeWeights
+
+LLAMA = DECODERS["llama"]
+LINEARS = tuple(
+    f"model.layers.{number}.{name}"
+    for number in (0, 1)
+    for name in (
+        *(f"self_attn.{each}_proj" for each in "qkvo"),
+        *(f"mlp.{each}_proj" for each in ("gate", "up", "down")),
+    )
+)
+MLP = tuple(name for name in LINEARS if ".mlp." in name)
+
+
+def choose(**fields: object) -> Targets:
+    return choose_targets(QuantizeWeights(algorithm="rtn", **fields), LLAMA, layers=2)
+
+
+def test_every_linear_layer_of_the_decoder_layers_is_the_default():
+    assert choose() == Targets(LINEARS, ())
+
+
+def test_what_is_not_targeted_stays():
+    assert choose(targets=("re:.*mlp",)) == Targets(MLP, tuple(name for name in LINEARS if name not in MLP))
+
+
+def test_names_keep_the_models_order_whatever_theirs():
+    assert choose(targets=(MLP[4], MLP[0])).quantized == (MLP[0], MLP[4])
+
+
+def test_what_is_ignored_stays():
+    assert choose(ignore=("lm_head", MLP[2], "re:model.layers.1")).quantized == tuple(
+        name for name in LINEARS if name.startswith("model.layers.0") and name != MLP[2]
+    )
+
+
+def test_an_expression_matches_from_the_names_start():
+    with pytest.raises(InvalidRecipe, match=r"targets: 're:mlp' matches no module"):
+        choose(targets=("re:mlp",))
+
+
+@pytest.mark.parametrize("field", ["targets", "ignore"])
+def test_a_name_that_matches_nothing_is_refused_with_the_nearest_names(field: str):
+    with pytest.raises(InvalidRecipe, match=rf"{field}: 'model.layers.0.mlp.up_prj' matches no .*layers.0.mlp.up_proj"):
+        choose(**{field: ("model.layers.0.mlp.up_prj",)})
+
+
+@pytest.mark.parametrize("name", ["lm_head", "model.embed_tokens", "model.norm", "model.layers.0.input_layernorm"])
+def test_a_target_outside_the_linear_layers_is_refused(name: str):
+    with pytest.raises(InvalidRecipe, match=f"targets: '{name}' is no linear layer of the decoder layers"):
+        choose(targets=("Linear", name), ignore=())
+
+
+def test_an_expression_over_everything_takes_the_linear_layers_where_the_rest_is_ignored():
+    ignore = ("lm_head", "re:.*norm", "model.embed_tokens")
+    assert choose(targets=("re:.*",), ignore=ignore) == Targets(LINEARS, ())
+
+
+def test_nothing_left_is_refused():
+    with pytest.raises(InvalidRecipe, match="ignore leaves none"):
+        choose(ignore=("re:model.layers",))
