@@ -1,0 +1,86 @@
+"""Linear layers that compute on the grid that ships while their weights and steps are trained.
+
+The straight-through estimator of Bengio et al. 2013 for the weights, and for each group's step the gradient of Esser et
+al. 2019, "Learned Step Size Quantization". The zero points of an asymmetric grid stay.
+
+Shapes: O outputs, I inputs, G groups along I, K = I / G inputs of a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from compressors.integer_grid import IntegerGrid, QuantizedWeight, dequantize, nearest_codes, usable_scales
+
+LARGEST_RESIDUAL = 0.499
+"""Steps between a code's value and the weight that is trained: less than what would be rounded to another code."""
+
+
+class GridLinear(nn.Module):
+    """A linear layer whose weight is `quantized()` in every forward pass."""
+
+    def __init__(self, linear: nn.Linear, start: QuantizedWeight) -> None:
+        """Training starts with the codes of `start`; how far the float weight is from them is kept where it fits."""
+        super().__init__()
+        self.grid: IntegerGrid = start.grid
+        exact_OI = dequantize(start.codes_OI, start.scales_OG.float(), start.zeros_OG)
+        limit_OI = LARGEST_RESIDUAL * start.scales_OG.float().repeat_interleave(
+            linear.in_features // start.scales_OG.shape[1], dim=1
+        )
+        residual_OI = (linear.weight.detach() - exact_OI).clamp(-limit_OI, limit_OI)
+        self.weight = nn.Parameter(exact_OI + residual_OI)
+        self.scales = nn.Parameter(start.scales_OG.float())
+        self.bias = linear.bias
+        self.register_buffer("zeros", start.zeros_OG, persistent=False)
+
+    def quantized(self) -> QuantizedWeight:
+        return _quantized(self.weight.detach(), self.scales.detach(), self.zeros, self.grid)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight_OI: Tensor = _OnGrid.apply(self.weight, self.scales, self.zeros, self.grid)
+        return functional.linear(x, weight_OI, self.bias)
+
+
+def put_on_grid(model: nn.Module, weights: Mapping[str, QuantizedWeight]) -> dict[str, GridLinear]:
+    """Put a GridLinear in the place of each of these linear layers of the model; nothing else will be trained."""
+    model.requires_grad_(False)
+    layers = {}
+    for name, weight in weights.items():
+        layers[name] = GridLinear(model.get_submodule(name), weight)  # type: ignore[arg-type]
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, layers[name])
+    return layers
+
+
+class _OnGrid(torch.autograd.Function):
+    """The dequantized weight; its gradients as the module docstring says."""
+
+    @staticmethod
+    def forward(ctx: Any, w_OI: Tensor, scales_OG: Tensor, zeros_OG: Tensor | None, grid: IntegerGrid) -> Tensor:
+        weight = _quantized(w_OI, scales_OG, zeros_OG, grid)
+        ctx.save_for_backward(w_OI, weight.codes_OI, weight.scales_OG, zeros_OG)
+        ctx.grid = grid
+        return weight.dequantized()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None, None]:
+        w_OI, codes_OI, scales_OG, zeros_OG = ctx.saved_tensors
+        g_OGK = gradients[0].reshape(*scales_OG.shape, -1)
+        zeros_OG1 = 0 if zeros_OG is None else zeros_OG[..., None].float()
+        ratios_OGK = w_OI.reshape(g_OGK.shape) / scales_OG.float()[..., None]
+        counts_OGK = codes_OI.reshape(g_OGK.shape).float() - zeros_OG1
+        inside_OGK = (ratios_OGK - counts_OGK).abs() <= 0.5
+        by_weight_OGK = torch.where(inside_OGK, g_OGK, 0)
+        by_scale_OG = (g_OGK * counts_OGK - by_weight_OGK * ratios_OGK).sum(dim=-1)
+        damped = (g_OGK.shape[-1] * ctx.grid.highest) ** -0.5
+        return by_weight_OGK.reshape(w_OI.shape), by_scale_OG * damped, None, None
+
+
+def _quantized(w_OI: Tensor, scales_OG: Tensor, zeros_OG: Tensor | None, grid: IntegerGrid) -> QuantizedWeight:
+    stored_OG = usable_scales(scales_OG, grid)
+    return QuantizedWeight(grid, nearest_codes(w_OI, stored_OG, zeros_OG, grid=grid), stored_OG, zeros_OG)
