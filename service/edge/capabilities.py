@@ -9,9 +9,10 @@ from typing import get_args
 
 from google.protobuf.duration_pb2 import Duration
 
+from compressors.decoder_families import DECODERS
 from compressors.families import FAMILIES
 from modelpress import __version__
-from modelpress.evaluations import Evaluation
+from modelpress.evaluations import AnyEvaluation
 from modelpress.recipes import Export, Stage
 from modelpress.v1 import capabilities_pb2 as pb
 from modelpress.v1 import capabilities_pb2_grpc as rpc
@@ -56,9 +57,9 @@ def describe(config: Config, signer: Signer) -> pb.GetCapabilitiesResponse:
     return pb.GetCapabilitiesResponse(
         version=__version__,
         methods=[stage.model_fields["method"].default for stage in _STAGES],
-        families=list(FAMILIES),
+        families=[*FAMILIES, *DECODERS],
         formats=get_args(Export.model_fields["format"].annotation),
-        tasks=get_args(Evaluation.model_fields["task"].annotation),
+        tasks=[kind.model_fields["task"].default for kind in get_args(AnyEvaluation)],
         max_chunk_bytes=MAX_CHUNK_BYTES,
         max_blob_bytes=config.limits.max_blob_bytes,
         worker_slots=config.workers.slots,

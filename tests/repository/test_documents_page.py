@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from modelpress.documents import Document
-from modelpress.evaluations import Evaluation, Latency, read_evaluation
+from modelpress.evaluations import Evaluation, LanguageEvaluation, Latency, read_evaluation
 from modelpress.merge_recipes import Merge, MergeLora, MergeModels
 from modelpress.policies import (
     AccuracyDrop,
@@ -26,6 +26,7 @@ from modelpress.policies import (
     Top1Agreement,
     read_policy,
 )
+from modelpress.quantization_recipes import QuantizeWeights, WeightTraining
 from modelpress.recipes import Export, Prune, Quantize, Recover, TrainingArguments, read_recipe
 
 PAGE = (Path(__file__).parents[2] / "docs" / "documents.md").read_text()
@@ -36,6 +37,7 @@ MERGING = set(Merge.model_fields)
 STAGES = {
     **{"merge_lora": MergeLora, "merge_models": MergeModels},
     **{"prune": Prune, "recover": Recover, "quantize": Quantize, "export": Export},
+    "quantize_weights": QuantizeWeights,
 }
 GATES: dict[str, type[Document]] = {
     "accuracy_drop": AccuracyDrop,
@@ -55,16 +57,19 @@ GATES: dict[str, type[Document]] = {
 
 def rows() -> Iterator[tuple[str, str]]:
     for method, stage in STAGES.items():
-        for name in sorted(set(stage.model_fields) - TRAINING - MERGING - {"method"}):
+        for name in sorted(set(stage.model_fields) - TRAINING - MERGING - {"method", "training"}):
             yield f"{method}.{name}", default(stage, name)
     yield from ((name, default(Merge, name)) for name in MERGING)
     for name in TRAINING:
         yield name, f"{default(Recover, name)} | {default(Quantize, name)}"
+    yield from ((f"training.{name}", default(WeightTraining, name)) for name in WeightTraining.model_fields)
     for gate, kind in GATES.items():
         yield from ((f"{gate}.{name}", default(kind, name)) for name in kind.model_fields)
     for name in set(Evaluation.model_fields) - {"latency"}:
         yield name, default(Evaluation, name)
     yield from ((f"latency.{name}", default(Latency, name)) for name in Latency.model_fields)
+    for name in set(LanguageEvaluation.model_fields) - {"task"}:
+        yield name, default(LanguageEvaluation, name)
 
 
 def default(kind: type[Document], name: str) -> str:
@@ -89,4 +94,7 @@ def test_the_tables_are_the_types() -> None:
 @pytest.mark.parametrize("section", READERS)
 def test_the_examples_can_be_read(section: str) -> None:
     text = PAGE.partition(f"\n## {section}\n")[2]
-    READERS[section](text.partition("```yaml\n")[2].partition("```")[0])
+    examples = re.findall(r"```yaml\n(.*?)```", text.partition("\n## ")[0], flags=re.DOTALL)
+    assert examples
+    for example in examples:
+        READERS[section](example)
