@@ -7,7 +7,7 @@ import tempfile
 import webbrowser
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group
@@ -15,6 +15,7 @@ from rich.console import Group
 from modelpress.cli.commands import CommonOptions, ServerOptions, open_client
 from modelpress.cli.exits import FOR_VERDICT, Exit
 from modelpress.cli.jobs import NameOptions
+from modelpress.cli.language_view import language_table
 from modelpress.cli.output import Output, note, printable
 from modelpress.cli.tables import facts_text, report_text, verdict_line
 from modelpress.errors import DataLoss, InvalidRequest
@@ -55,17 +56,20 @@ class InspectOptions(CommonOptions):
 
 
 def report(options: ReportOptions, output: Output) -> Exit:
-    """Show the verdict and the gates; with --json, print report.json. Exits 0 whatever the verdict is."""
+    """Show the verdict, the gates and a language model's figures; with --json, print report.json. Exits 0 whatever the
+    verdict is.
+    """
     with open_client(options) as client:
         summary = client.report(options.name)
         page = client.report_html(options.name) if options.html or options.open else b""
-        document = _parse_report(client.report_json(options.name)) if options.json else {}
+        document = _parse_report(client.report_json(options.name))
     if options.html:
         _write(options.html, page)
         note(output.notes, f"report.html is in {options.html}")
     if options.open:
         _open(options.html, page)
-    output.result(document, report_text(summary))
+    figures = language_table(document)
+    output.result(document, Group(report_text(summary), *([figures] if figures else [])))
     return Exit.OK
 
 
@@ -113,11 +117,13 @@ def inspect(options: InspectOptions, output: Output) -> Exit:
     return Exit.OK
 
 
-def _parse_report(data: bytes) -> object:
+def _parse_report(data: bytes) -> dict[str, Any]:
     try:
-        document: object = json.loads(data)
+        document = json.loads(data)
     except ValueError:
-        raise DataLoss("the report that the server sent is not JSON") from None
+        document = None
+    if not isinstance(document, dict):
+        raise DataLoss("the report that the server sent is no JSON object")
     return document
 
 
