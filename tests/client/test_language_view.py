@@ -36,7 +36,7 @@ def test_both_models_stand_side_by_side():
     assert ["perplexity", "20.22", "24.5", "1.212x"] in lines
     assert ["KL divergence per token", "0.307 nats"] in lines
     assert ["same most likely token", "71.30 %"] in lines
-    assert ["weights", "3.8 MiB", "976.6 KiB", "0.25x"] in lines
+    assert ["weights", "4.0 MB", "1.0 MB", "0.25x"] in lines
     assert not any("questions" in cell for line in lines for cell in line)
 
 
