@@ -20,44 +20,53 @@ from safetensors.numpy import load_file, save_file
 from compressors.decoder_families import DECODERS
 from compressors.decoder_graph import ATTENTION
 from compressors.folders import WEIGHTS, companion_files
+from compressors.pack_quantized import read_weight
 from evaluators.onnx_language import OnnxLanguageModel
 from evaluators.runtimes import Resources
 from modelpress.errors import InvalidModel
-from modelpress.quantization_recipes import QuantizeWeights
 from tests.compressors.conftest import edit_json
 from tests.compressors.decoders import make_decoder
 from tests.compressors.exported_decoders import (
     FAMILIES,
     Exported,
+    base_of,
     export,
     exported_family,
     fake_quantized,
     float_model,
-    linears,
-    quantize,
     scratch,
 )
+from tests.compressors.quantized_decoders import QuantizedDecoder, arguments_of, quantize_decoder
+from tests.compressors.quantizing import Bench
+from tests.compressors.stored_models import weights_of
 
 PROMPTS = ([5], [17, 4, 99], [8, 8, 31, 120, 64, 7, 7, 90, 12, 55, 3])
+KEPT = "model.layers.0.self_attn.k_proj"
 QUICK = "w4 asym 64"
 SCHEMES = {
-    QUICK: QuantizeWeights(algorithm="rtn", symmetric=False, group_size=64, scale_dtype="bfloat16"),
-    "w4 sym 32": QuantizeWeights(algorithm="rtn", group_size=32, scale_dtype="float32"),
-    "w4 sym 128": QuantizeWeights(algorithm="rtn", group_size=128, scale_dtype="float16"),
-    "w8 asym 32": QuantizeWeights(
-        algorithm="rtn", scheme="w8a16", symmetric=False, group_size=32, scale_dtype="float32"
-    ),
-    "w8 sym row": QuantizeWeights(algorithm="rtn", scheme="w8a16", scale_dtype="bfloat16"),
+    QUICK: arguments_of(symmetric=False, group_size=64, scale_dtype="bfloat16"),
+    "w4 sym 32": arguments_of(group_size=32),
+    "w4 sym 128": arguments_of(group_size=128, scale_dtype="float16"),
+    "w8 asym 32": arguments_of(scheme="w8a16", symmetric=False, group_size=32),
+    "w8 sym row": arguments_of(scheme="w8a16", scale_dtype="bfloat16"),
 }
 ALL_SCHEMES = [scheme if scheme == QUICK else pytest.param(scheme, marks=pytest.mark.slow) for scheme in SCHEMES]
 
 
 @cache
-def quantized_export(scheme: str) -> tuple[Path, Exported]:
-    """One layer, wide enough for the largest group, with biases; and its float base."""
+def quantized_export(scheme: str) -> tuple[QuantizedDecoder, Exported]:
+    """One layer, wide enough for the largest group, with biases; one linear layer of it stays float."""
     root = scratch()
-    base = make_decoder(root / "base", model_type="qwen2", num_hidden_layers=1, hidden_size=128, num_attention_heads=8)
-    return base, export(quantize(base, root / "model", SCHEMES[scheme]), root)
+    decoder = quantize_decoder(
+        root / "model",
+        SCHEMES[scheme],
+        ignored=(KEPT,),
+        model_type="qwen2",
+        num_hidden_layers=1,
+        hidden_size=128,
+        num_attention_heads=8,
+    )
+    return decoder, export(decoder.folder, root)
 
 
 def logits(folder: Path, ids_BT: torch.Tensor) -> torch.Tensor:
@@ -89,12 +98,10 @@ def test_logits_are_those_of_torch(model_type: str) -> None:
 
 @pytest.mark.parametrize("scheme", ALL_SCHEMES)
 def test_a_quantized_export_computes_what_was_chosen(scheme: str) -> None:
-    base, exported = quantized_export(scheme)
+    decoder, exported = quantized_export(scheme)
     with torch.inference_mode():
-        expected, unquantized = (
-            fake_quantized(base, exported.source)(some_ids()).logits,
-            float_model(base)(some_ids()).logits,
-        )
+        expected = fake_quantized(decoder)(some_ids()).logits
+        unquantized = float_model(base_of(decoder))(some_ids()).logits
     found = logits(exported.folder, some_ids())
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
     assert (found - unquantized).abs().max() > 1e-2
@@ -102,15 +109,34 @@ def test_a_quantized_export_computes_what_was_chosen(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", ALL_SCHEMES)
 def test_every_quantized_layer_is_one_operator_without_a_float_weight(scheme: str) -> None:
-    base, exported = quantized_export(scheme)
+    decoder, exported = quantized_export(scheme)
     graph = onnx.load(exported.folder / "model.onnx").graph
     products = [node for node in graph.node if node.op_type == "MatMulNBits"]
-    assert len(products) == len(linears(base)) == 7
-    assert exported.record.details["quantized_operators"] == {"MatMulNBits": 7}
+    assert len(products) == len(decoder.weights) == 6
+    assert exported.record.details["quantized_operators"] == {"MatMulNBits": 6}
     assert {attribute.name for node in products for attribute in node.attribute} == {"K", "N", "bits", "block_size"}
     floats = [tensor for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.FLOAT]
-    assert [list(tensor.dims) for tensor in floats if len(tensor.dims) == 2 and min(tensor.dims) > 8] == [[128, 128]]
-    assert exported.record.kept_float == ("lm_head",)
+    matrices = [list(tensor.dims) for tensor in floats if len(tensor.dims) == 2 and min(tensor.dims) > 8]
+    assert sorted(matrices) == [[128, 32], [128, 128]]
+    assert exported.record.kept_float == (KEPT, "lm_head")
+
+
+@pytest.mark.slow
+def test_what_quantize_weights_wrote_is_exported_as_it_is(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, make_decoder(tmp_path / "base"))
+    _, manifest = bench.run(algorithm="gptq", symmetric=False)
+    folder = bench.folder(manifest)
+    exported, tensors = export(folder, tmp_path), weights_of(folder)
+    quantization = json.loads((folder / "config.json").read_text())["quantization_config"]
+    modules = [name.removesuffix(".weight_scale") for name in tensors if name.endswith(".weight_scale")]
+    reference = float_model(tmp_path / "base")
+    for module in modules:
+        weight = read_weight(module, tensors.__getitem__, quantization=quantization)
+        reference.get_submodule(module).weight.data = weight.dequantized()
+    with torch.inference_mode():
+        expected = reference(some_ids()).logits
+    assert len(modules) == 14
+    torch.testing.assert_close(logits(exported.folder, some_ids()), expected, rtol=0, atol=5e-5)
 
 
 def test_weights_are_named_as_in_torch() -> None:
@@ -257,7 +283,7 @@ def test_what_does_not_fit_is_named(fields: dict[str, object], message: str, tmp
 
 
 def test_codes_without_their_config_are_refused(tmp_path: Path) -> None:
-    folder = quantize(make_decoder(tmp_path / "base"), tmp_path / "model", SCHEMES[QUICK])
+    folder = quantize_decoder(tmp_path / "model", SCHEMES["w4 sym 32"]).folder
     edit_json(folder / "config.json", quantization_config=None)
     with pytest.raises(InvalidModel, match="quantization_config"):
         export(folder, tmp_path)
