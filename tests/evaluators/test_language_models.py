@@ -61,7 +61,6 @@ def test_a_quantized_model_computes_with_the_values_that_its_layout_means(base, 
 
 
 @pytest.mark.parametrize("layout", ["pack-quantized", "w8a8"])
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 def test_a_compressed_model_gives_the_logits_of_from_pretrained(base, tmp_path, layout):
     quantize(base, tmp_path / "q", layout)
     reference = AutoModelForCausalLM.from_pretrained(tmp_path / "q", dtype=torch.float32)

@@ -18,6 +18,7 @@ from modelpress.datasets import read_texts
 from modelpress.errors import InvalidDataset, InvalidModel, InvalidRequest
 from modelpress.evaluations import LanguageEvaluation
 from tests.compressors.decoders import make_decoder, make_texts
+from tests.compressors.exported_decoders import exported_family
 from tests.evaluators.bigrams import BigramModel, bigrams
 from tests.evaluators.quantized_decoders import quantize
 
@@ -127,6 +128,25 @@ def test_a_model_against_itself_has_no_divergence(models, texts):
     figures = compare(ComparedModels(models.baseline, models.baseline), texts)
     assert figures.kl.max() == 0
     assert figures.agree.all()
+
+
+def test_an_export_to_onnx_is_compared_in_its_own_runtime(texts):
+    exported = exported_family("llama")
+    figures = compare(ComparedModels(exported.source, exported.folder), texts)
+    assert "onnxruntime" in figures.facts.candidate_runtime
+    assert figures.kl.max() < 1e-8
+    assert np.allclose(figures.baseline_nats, figures.candidate_nats, atol=2e-5)
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_figures_of_the_cpu(models, texts):
+    evaluation = LanguageEvaluation(window=16)
+    cpu, gpu = (
+        compare_tokens(models, data=texts, evaluation=evaluation, resources=Resources(device), progress=lambda *_: None)
+        for device in ("cpu", "cuda")
+    )
+    assert np.allclose(cpu.kl, gpu.kl, atol=1e-5)
+    assert np.allclose(cpu.candidate_nats, gpu.candidate_nats, atol=1e-4)
 
 
 def test_overlapping_windows_predict_every_token_but_the_first(models, texts):
