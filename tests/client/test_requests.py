@@ -17,6 +17,8 @@ ONLY_MERGE = "stages: [{method: merge_lora}, {method: export, format: safetensor
 MODELS = "stages: [{method: merge_models%s}, {method: export, format: safetensors}]"
 SLERP = MODELS % ", merge_method: slerp"
 CHANGE = "gates:\n  merge_change: {max: 0.5}\n"
+GPTQ = "stages: [{method: quantize_weights}, {method: export, format: compressed-tensors}]"
+RTN = GPTQ.replace("}", ", algorithm: rtn}", 1)
 RECOVER = "stages:\n  - method: prune\n  - method: recover\n  - method: export\n"
 
 
@@ -27,6 +29,12 @@ def artifact(number):
 def request(recipe=EXPORT, **changes):
     values = {"base": artifact(1), "evaluation": artifact(2)} | changes
     return ConversionRequest(Documents(recipe=recipe, policy=POLICY), **values)
+
+
+def decoder(recipe=GPTQ, written="", **changes):
+    """A request for a language model; `written` is its evaluation document."""
+    values = {"base": artifact(1), "evaluation": artifact(2)} | changes
+    return ConversionRequest(Documents(recipe=recipe, policy=POLICY, evaluation=written), **values)
 
 
 def merge_only(recipe=ONLY_MERGE, policy=CHANGE, written="", **changes):
@@ -63,6 +71,15 @@ def test_every_field_reaches_the_server():
     assert (limits.queue_timeout_s, limits.run_timeout_s, limits.memory_limit_bytes) == (1.5, 7200.0, 1 << 30)
     assert (read.recipe_yaml, read.policy_yaml, read.evaluation_yaml) == (MERGE, POLICY, "")
     assert (read.labels, read.seed, read.priority) == ({"owner": "ml"}, 7, -3)
+
+
+def test_an_empty_evaluation_is_of_the_task_that_the_recipe_is_for():
+    read = request_from_proto(wire.request_to_wire(decoder(RTN)))
+    assert (read.evaluation.task, request_from_proto(wire.request_to_wire(request())).evaluation.task) == (
+        "text-generation",
+        "text-classification",
+    )
+    assert decoder(EXPORT, written="{task: text-generation}").documents.parsed_evaluation.window == 512
 
 
 def test_what_is_left_out_is_left_out_on_the_server_too():
@@ -139,6 +156,21 @@ def test_documents_are_valid_once_built(documents, kind):
         (lambda: merge_only(SLERP, models=(ModelInput("a", "b"),)), "models.a is 'b'"),
         (lambda: ModelInput("A", artifact(3)), "model name 'A' is not 1 to 63 of a-z"),
         (lambda: ModelInput("a", artifact(3), float("inf")), "model 'a' has weight inf: use a finite number"),
+        (decoder, "inputs.train is required: the recipe's quantize_weights reads training data"),
+        (lambda: decoder(RTN, evaluation=""), "inputs.evaluation is required: name the dataset of texts"),
+        (
+            lambda: decoder(RTN, train=artifact(3), validation=artifact(4)),
+            "inputs.validation is set, and nothing reads it: the stages of a language model",
+        ),
+        (
+            lambda: decoder(RTN, written="task: text-classification"),
+            "evaluation.task is 'text-classification', and the recipe's 'quantize_weights' is for models of the task "
+            "'text-generation': write `task: text-generation`",
+        ),
+        (
+            lambda: decoder(RECOVER, written="task: text-generation", train=artifact(3)),
+            "evaluation.task is 'text-generation', and the recipe's 'prune' is for models of the task",
+        ),
         (lambda: request(train="artifacts/sha256:12"), "train is"),
         (lambda: request(seed=-1), "seed is -1"),
         (lambda: request(limits=Limits(memory_limit_bytes=0)), "limits.memory_limit_bytes is 0"),

@@ -1,8 +1,11 @@
-"""A decoder, quantized by the whole service: what ships reloads, keeps the base's other files, and has one verdict."""
+"""A decoder, quantized by the whole service: what ships reloads, keeps the base's other files, and has one verdict; a
+worker that is killed goes on to the same bytes.
+"""
 
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +21,24 @@ from modelpress.output import MODEL
 from modelpress.reports import Verdict
 from modelpress.requests import ConversionRequest, Documents
 from modelpress.verification import verify_folder
-from modelpress.views import ConversionState, StepFinished
+from modelpress.views import Conversion, ConversionState, StepFinished
+from service.faults import MARK_VARIABLE, VARIABLE
 from tests.compressors.decoders import make_texts, trained_decoder, word_texts
 from tests.service.jobs.served import RealServer
 
-RECIPE = """
-stages:
-  - {method: quantize_weights, algorithm: gptq, scheme: w4a16, group_size: 32, calibration_samples: 16,
-     sequence_length: 32}
-  - {method: export, format: compressed-tensors}
-"""
+QUANTIZE = "{method: quantize_weights, group_size: 32, calibration_samples: 16, sequence_length: 32%s}"
+RECIPE = f"stages: [{QUANTIZE % ''}, {{method: export, format: compressed-tensors}}]"
+OTHER_FORMATS = {
+    "onnx": f"stages: [{QUANTIZE % ', algorithm: rtn'}, {{method: export, format: onnx}}]",
+    "gptq": f"stages: [{QUANTIZE % ', scale_dtype: float16'}, {{method: export, format: gptq}}]",
+    "nf4": f"stages: [{QUANTIZE % ', algorithm: rtn, scheme: nf4'}, {{method: export, format: bitsandbytes}}]",
+    "float onnx": "stages: [{method: export}]",
+}
+POLICY = "gates: {perplexity: {max_ratio: 2.0}}"
+POINTS = (
+    *(f"sink.file.{when}:{number}" for when in ("before", "after") for number in (1, 2, 3)),
+    *(f"worker.checkpoint.{when}:{number}" for when in ("before", "after") for number in (1, 2)),
+)
 EVALUATION = "{task: text-generation, window: 32, generations: 2, max_new_tokens: 8}"
 COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja", "README.md")
 STEPS = (
@@ -48,11 +59,23 @@ class Service:
     few: str
     """Too few texts for a verdict."""
 
-    def convert(self, policy: str, *, evaluation: str = "", recipe: str = RECIPE) -> Any:
-        documents = Documents(recipe=recipe, policy=policy, evaluation=EVALUATION)
-        request = ConversionRequest(
-            documents, base=self.base, train=self.train, evaluation=evaluation or self.evaluation
+    @staticmethod
+    def with_artifacts(client: Client, folder: Path) -> Service:
+        folder.mkdir()
+        return Service(
+            client,
+            base=client.upload_folder(trained_decoder(), ArtifactKind.MODEL),
+            train=client.upload_folder(make_texts(folder / "train", rows=24, seed=1), ArtifactKind.DATASET),
+            evaluation=client.upload_folder(rows(folder / "evaluation", texts=24), ArtifactKind.DATASET),
+            few=client.upload_folder(rows(folder / "few", texts=2), ArtifactKind.DATASET),
         )
+
+    def request(self, policy: str = POLICY, *, evaluation: str = "", recipe: str = RECIPE) -> ConversionRequest:
+        documents = Documents(recipe=recipe, policy=policy, evaluation=EVALUATION)
+        data = evaluation or self.evaluation
+        return ConversionRequest(documents, base=self.base, train=self.train, evaluation=data)
+
+    def convert(self, request: ConversionRequest) -> Conversion:
         done = self.client.wait(self.client.create_conversion(request).name, timeout_s=240)
         assert done.state is ConversionState.SUCCEEDED, done.failure
         return done
@@ -69,13 +92,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     address = server.start(**THREADS)
     try:
         with Client(address) as client:
-            yield Service(
-                client,
-                base=client.upload_folder(trained_decoder(), ArtifactKind.MODEL),
-                train=client.upload_folder(make_texts(folder / "train", rows=24, seed=1), ArtifactKind.DATASET),
-                evaluation=client.upload_folder(rows(folder / "evaluation", texts=24), ArtifactKind.DATASET),
-                few=client.upload_folder(rows(folder / "few", texts=2), ArtifactKind.DATASET),
-            )
+            yield Service.with_artifacts(client, folder / "artifacts")
     finally:
         server.kill()
 
@@ -95,7 +112,7 @@ def rows(folder: Path, *, texts: int) -> Path:
 
 def test_what_is_approved_verifies_offline_and_reloads_with_the_base_s_other_files(service, tmp_path):
     policy = "gates: {perplexity: {max_ratio: 2.0}, size: {max_ratio: 0.95}}"
-    done = service.convert(policy)
+    done = service.convert(service.request(policy))
     assert done.verdict is Verdict.APPROVED, service.report(done.name)["decision"]
     finished = [event.body for event in service.client.watch(done.name) if isinstance(event.body, StepFinished)]
     assert tuple(step.step for step in finished) == STEPS
@@ -117,9 +134,9 @@ def assert_reloads(shipped: Path, base: Path) -> None:
     assert (ours.argmax(-1) == theirs.argmax(-1)).float().mean() > 0.7
 
 
-def test_the_report_has_every_layer_and_every_figure(service):
-    done = service.convert("gates: {perplexity: {max_ratio: 2.0}}")
-    report = service.report(done.name)
+def test_the_report_has_every_layer_and_every_figure_and_the_size_was_predicted(service):
+    estimate = service.client.estimate(service.request())
+    report = service.report(service.convert(service.request()).name)
     quantize = report["stages"][0]
     assert len(quantize["layers"]) == 14
     assert {layer["num_bits"] for layer in quantize["layers"]} == {4}
@@ -128,22 +145,57 @@ def test_the_report_has_every_layer_and_every_figure(service):
     assert len(language["generations"]) >= 1
     assert (report["evaluation"], language["parity"]) == (None, None)
     assert sum(window["tokens"] for window in language["windows"]) == language["token_kl"]["n"]
+    assert estimate.candidate_bytes == pytest.approx(language["footprint"]["candidate_bytes"], rel=0.01)
 
 
 def test_a_loss_that_the_policy_forbids_is_rejected(service):
-    assert service.convert("gates: {perplexity: {max_ratio: 0.5}}").verdict is Verdict.REJECTED
+    done = service.convert(service.request("gates: {perplexity: {max_ratio: 0.5}}"))
+    assert done.verdict is Verdict.REJECTED
 
 
 def test_too_few_texts_are_inconclusive(service):
     policy = "gates: {perplexity: {max_ratio: 1.0001}}"
-    done = service.convert(policy, evaluation=service.few)
+    done = service.convert(service.request(policy, evaluation=service.few))
     assert done.verdict is Verdict.INCONCLUSIVE, service.report(done.name)["decision"]
 
 
-def test_the_size_is_predicted_within_a_percent(service):
-    documents = Documents(recipe=RECIPE, policy="gates: {perplexity: {max_ratio: 2.0}}", evaluation=EVALUATION)
-    request = ConversionRequest(documents, base=service.base, train=service.train, evaluation=service.evaluation)
-    estimate = service.client.estimate(request)
-    report = service.report(service.convert(documents.policy).name)
-    written = report["language"]["footprint"]["candidate_bytes"]
-    assert estimate.candidate_bytes == pytest.approx(written, rel=0.01)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OTHER_FORMATS)
+def test_every_format_is_measured_in_its_runtime_and_its_size_is_predicted(service, name):
+    request = service.request(recipe=OTHER_FORMATS[name])
+    estimate, done = service.client.estimate(request), service.convert(request)
+    language = service.report(done.name)["language"]
+    assert done.verdict is Verdict.APPROVED
+    assert ("onnxruntime" in language["candidate_runtime"]) is ("onnx" in name)
+    assert (language["parity"] is None) is ("onnx" not in name)
+    assert estimate.candidate_bytes == pytest.approx(language["footprint"]["candidate_bytes"], rel=0.01)
+
+
+@pytest.fixture(scope="module")
+def in_one_go(service: Service) -> str:
+    """The digest of what ships where no process is killed."""
+    return str(service.report(service.convert(service.request()).name)["model_digest"])
+
+
+def check(point: str, folder: Path, in_one_go: str) -> None:
+    mark, server = folder / "killed", RealServer(folder / "data")
+    address = server.start(**{VARIABLE: point, MARK_VARIABLE: str(mark), **THREADS})
+    try:
+        with Client(address) as client:
+            killed = Service.with_artifacts(client, folder / "artifacts")
+            report = killed.report(killed.convert(killed.request()).name)
+        assert report["model_digest"] == in_one_go
+        assert mark.exists(), f"no process passed {point}"
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize("point", random.Random(4).sample(POINTS, 1))
+def test_a_worker_killed_at_a_layer_goes_on_to_the_same_bytes(point, tmp_path, in_one_go):
+    check(point, tmp_path, in_one_go)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", POINTS)
+def test_a_worker_killed_at_any_layer_goes_on_to_the_same_bytes(point, tmp_path, in_one_go):
+    check(point, tmp_path, in_one_go)
