@@ -91,6 +91,15 @@ class DecoderLayers:
         layer.load_state_dict(values, assign=True)
         return layer.requires_grad_(False).eval()
 
+    def whole(self) -> Any:
+        """The whole model in float32 on the device, in evaluation mode and without gradients: no longer one layer."""
+        model = copy.deepcopy(self.model)
+        values = {name: self.files.load(name).to(self.device, torch.float32) for name, _ in self._parameters()}
+        model.load_state_dict(values, assign=True, strict=False)
+        model.tie_weights()
+        self._make_rotary(model.get_submodule(self._inner))
+        return model.requires_grad_(False).eval()
+
     def stored_names(self, number: int) -> tuple[str, ...]:
         """Every stored tensor of decoder layer `number`, by its full name."""
         return tuple(name for name in self.files.tensors if name.startswith(f"{self.family.layer(number)}."))
@@ -105,15 +114,24 @@ class DecoderLayers:
 
         Positions and masks are what the model's own forward pass hands to its layers.
         """
-        inner = copy.deepcopy(self.model.get_submodule(self.family.layers.rpartition(".")[0]))
-        rotary = self.family.rotary.rpartition(".")[2]
-        setattr(inner, rotary, type(getattr(inner, rotary))(config=inner.config).to(self.device))
+        inner = copy.deepcopy(self.model.get_submodule(self._inner))
+        self._make_rotary(inner)
         catchers = [_Catcher() for _ in range(len(self))]
         setattr(inner, self.family.layers.rpartition(".")[2], nn.ModuleList(catchers))
         setattr(inner, self.family.norm.rpartition(".")[2], nn.Identity())
         with torch.inference_mode(False), torch.no_grad():
             inner(inputs_embeds=torch.zeros(1, tokens, inner.config.hidden_size, device=self.device), use_cache=False)
         return tuple(catcher.caught for catcher in catchers)
+
+    @property
+    def _inner(self) -> str:
+        """The module that runs the layers."""
+        return self.family.layers.rpartition(".")[0]
+
+    def _make_rotary(self, inner: Any) -> None:
+        """Rotary embeddings have no stored tensor: they are computed, and not on the meta device."""
+        name = self.family.rotary.rpartition(".")[2]
+        setattr(inner, name, type(getattr(inner, name))(config=inner.config).to(self.device))
 
     def _check_tensors(self) -> None:
         stored = self.files.tensors

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from compressors.activations import Activations
-from compressors.algorithm_table import LAYER_ALGORITHMS
-from compressors.layer_algorithms import LayerOutcome, LayerWork
+from compressors.layer_algorithms import LayerAlgorithm, LayerOutcome, LayerWork
 from compressors.layer_errors import gram_matrices, relative_error
 from compressors.quantization_plan import QuantizationPlan
 from compressors.rtn import plain_rounding
@@ -56,10 +55,12 @@ class Errors:
     rounding: Mapping[str, float | None]
 
 
-def quantize_layer(plan: QuantizationPlan, number: int, given: LayerInput, *, seed: int) -> QuantizedTensors:
+def quantize_layer(
+    plan: QuantizationPlan, number: int, given: LayerInput, *, algorithm: LayerAlgorithm, seed: int
+) -> QuantizedTensors:
     """InvalidModel where a scale or a changed tensor is not finite in the dtype that is stored."""
     started = time.perf_counter()
-    outcome = _outcome(plan, layer_work(plan, number, given, seed=seed))
+    outcome = _outcome(plan, layer_work(plan, number, given, seed=seed), algorithm)
     seconds = time.perf_counter() - started
     tensors = _stored(plan, number, outcome)
     errors = _errors(plan, layer_work(plan, number, given, seed=seed), outcome)
@@ -84,9 +85,8 @@ def layer_work(plan: QuantizationPlan, number: int, given: LayerInput, *, seed: 
     )
 
 
-def _outcome(plan: QuantizationPlan, work: LayerWork) -> LayerOutcome:
+def _outcome(plan: QuantizationPlan, work: LayerWork, algorithm: LayerAlgorithm) -> LayerOutcome:
     """What the algorithm chooses, after SmoothQuant where the recipe asks for it."""
-    algorithm = LAYER_ALGORITHMS[plan.arguments.algorithm]
     if not work.linears:
         return LayerOutcome({})
     if plan.arguments.smooth_quant is None:

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 
 import torch
 
-from compressors.algorithm_table import LAYER_ALGORITHMS
 from compressors.calibration import CalibrationWindows, check_vocabulary, read_windows
 from compressors.decoder_layers import DecoderLayers
 from compressors.finite_weights import verify_finite
@@ -23,6 +22,7 @@ from compressors.folders import CONFIG
 from compressors.layer_files import LayerFiles, Written
 from compressors.layer_quantization import quantize_layer
 from compressors.layer_streams import LayerStream, layer_stream
+from compressors.qat_stage import CodeChoice, check_algorithm, choose_codes
 from compressors.quantization_plan import QuantizationPlan
 from compressors.quantization_progress import FinishedLayer, QuantizationProgress
 from compressors.stages import Monitor, Progress, StreamJob, WorkPlace
@@ -48,19 +48,19 @@ def run(arguments: QuantizeWeights, job: StreamJob, monitor: Monitor) -> StageRe
     verify_finite(files)
     output = LayerFiles(decoder)
     with _threads(work.threads), torch.no_grad():
+        choice = choose_codes(plan, windows.ids_NT if windows else None, seed=job.seed, monitor=monitor)
         stream = layer_stream(plan, windows, scratch=work.scratch, written=job.sink.written)
-        progress = _quantize_layers(plan, stream, job, monitor=monitor, output=output)
+        progress = _quantize_layers(plan, stream, job, choice=choice, output=output)
     quantization = plan.layout.config(plan.kept_float(progress.records))
     written = output.write_rest({**config, "quantization_config": quantization}, sink=job.sink)
-    return _record(plan, progress, written, windows=windows)
+    record = _record(plan, progress, written, windows=windows)
+    return record.model_copy(update={"before": dict(choice.before), "after": dict(choice.after)})
 
 
 def _work_place(arguments: QuantizeWeights, job: StreamJob) -> WorkPlace:
     if job.work is None:
         raise InternalError("quantize_weights was given no place to work")
-    if arguments.algorithm not in LAYER_ALGORITHMS:
-        known = ", ".join(LAYER_ALGORITHMS)
-        raise InvalidRecipe(f"algorithm: {arguments.algorithm!r} is none of {known}", field="algorithm")
+    check_algorithm(arguments)
     if arguments.needs_calibration and job.work.calibration is None:
         name = arguments.algorithm if arguments.smooth_quant is None else "smooth_quant"
         raise InvalidRecipe(f"{name} needs calibration texts: add a training dataset to the request", field="algorithm")
@@ -83,13 +83,14 @@ def _windows(plan: QuantizationPlan, work: WorkPlace, *, seed: int) -> Calibrati
 
 
 def _quantize_layers(
-    plan: QuantizationPlan, stream: LayerStream, job: StreamJob, *, monitor: Monitor, output: LayerFiles
+    plan: QuantizationPlan, stream: LayerStream, job: StreamJob, *, choice: CodeChoice, output: LayerFiles
 ) -> QuantizationProgress:
+    monitor = choice.monitor
     progress = QuantizationProgress.resumed(monitor.checkpoint())
     for number, path in enumerate(output.paths):
         finished = progress.layers.get(number)
         if finished is None or not job.sink.keep(finished.entry):
-            quantized = quantize_layer(plan, number, stream.given(number), seed=job.seed)
+            quantized = quantize_layer(plan, number, stream.given(number), algorithm=choice.algorithm, seed=job.seed)
             fallbacks = {record.name: record.fallback for record in quantized.records if record.fallback}
             plan.check_fallbacks({**plan.misfits, **progress.fallbacks, **fallbacks})
             output.write_layer(number, quantized.tensors, sink=job.sink)

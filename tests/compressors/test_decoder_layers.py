@@ -98,3 +98,12 @@ def test_a_config_that_makes_no_model_is_refused_in_one_line(tmp_path: Path):
     with pytest.raises(InvalidModel, match=r"config.json makes no model: ") as caught:
         opened(folder, tmp_path)
     assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_the_whole_model_gives_the_logits_of_the_stored_one(tmp_path: Path, tie: bool):
+    folder = make_decoder(tmp_path / "model", tie=tie)
+    ids_BT = torch.randint(4, 128, (2, 24), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = AutoModelForCausalLM.from_pretrained(folder)(input_ids=ids_BT).logits
+        torch.testing.assert_close(opened(folder, tmp_path).whole()(input_ids=ids_BT).logits, expected)

@@ -69,3 +69,15 @@ def test_a_layer_that_the_store_has_lost_is_made_again(bench: Bench):
 def test_progress_counts_the_decoder_layers(bench: Bench):
     bench.run(monitor=(monitor := KeepingMonitor(bench.root / "checkpoint")))
     assert monitor.steps == [(number, LAYERS) for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("scheme", ["w4a16", "nf4"])
+def test_training_of_the_whole_model_is_resumed_to_the_same_bytes(bench: Bench, scheme: str):
+    fields = {"algorithm": "qat", "scheme": scheme, "training": {"steps": 4, "batch_size": 2, "checkpoint_every": 2}}
+    record, whole = bench.run(**fields)
+    monitor = KillingMonitor(bench.root / "checkpoint")
+    for _ in range(2):
+        with pytest.raises(Killed):
+            bench.run(monitor=monitor, **fields)
+    assert bench.run(monitor=monitor, **fields)[1].digest == whole.digest
+    assert record.after["token_kl"] <= record.before["token_kl"]
