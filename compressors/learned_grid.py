@@ -9,13 +9,15 @@ Shapes: O outputs, I inputs, G groups along I, K = I / G inputs of a group.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from compressors.codebook_grid import CodebookGrid, CodebookWeight, round_to_codebook
 from compressors.integer_grid import IntegerGrid, QuantizedWeight, dequantize, nearest_codes, usable_scales
+from compressors.weight_layouts import AnyWeight
 
 LARGEST_RESIDUAL = 0.499
 """Steps between a code's value and the weight that is trained: less than what would be rounded to another code."""
@@ -36,22 +38,45 @@ class GridLinear(nn.Module):
         self.weight = nn.Parameter(exact_OI + residual_OI)
         self.scales = nn.Parameter(start.scales_OG.float())
         self.bias = linear.bias
+        self.zeros: Tensor | None
         self.register_buffer("zeros", start.zeros_OG, persistent=False)
 
     def quantized(self) -> QuantizedWeight:
         return _quantized(self.weight.detach(), self.scales.detach(), self.zeros, self.grid)
 
     def forward(self, x: Tensor) -> Tensor:
-        weight_OI: Tensor = _OnGrid.apply(self.weight, self.scales, self.zeros, self.grid)
+        weight_OI: Tensor = _OnGrid.apply(self.weight, self.scales, self.zeros, self.grid)  # type: ignore[no-untyped-call]
         return functional.linear(x, weight_OI, self.bias)
 
 
-def put_on_grid(model: nn.Module, weights: Mapping[str, QuantizedWeight]) -> dict[str, GridLinear]:
-    """Put a GridLinear in the place of each of these linear layers of the model; nothing else will be trained."""
+class CodebookLinear(nn.Module):
+    """A linear layer whose weight is `quantized()` in every forward pass: rounded on its groups' ranges of now."""
+
+    def __init__(self, linear: nn.Linear, start: CodebookWeight) -> None:
+        super().__init__()
+        self.grid: CodebookGrid = start.grid
+        self.weight = nn.Parameter(linear.weight.detach().clone())
+        self.bias = linear.bias
+
+    def quantized(self) -> CodebookWeight:
+        return round_to_codebook(self.weight.detach(), self.grid)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight_OI: Tensor = _OnCodebook.apply(self.weight, self.grid)  # type: ignore[no-untyped-call]
+        return functional.linear(x, weight_OI, self.bias)
+
+
+def put_on_grid(model: nn.Module, weights: Mapping[str, AnyWeight]) -> dict[str, GridLinear | CodebookLinear]:
+    """Put a layer that computes on the grid in the place of each of these linear layers of the model; nothing else of
+    it will be trained.
+    """
     model.requires_grad_(False)
-    layers = {}
+    layers: dict[str, GridLinear | CodebookLinear] = {}
     for name, weight in weights.items():
-        layers[name] = GridLinear(model.get_submodule(name), weight)  # type: ignore[arg-type]
+        linear = cast(nn.Linear, model.get_submodule(name))
+        layers[name] = (
+            CodebookLinear(linear, weight) if isinstance(weight, CodebookWeight) else GridLinear(linear, weight)
+        )
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, layers[name])
     return layers
@@ -79,6 +104,18 @@ class _OnGrid(torch.autograd.Function):
         by_scale_OG = (g_OGK * counts_OGK - by_weight_OGK * ratios_OGK).sum(dim=-1)
         damped = (g_OGK.shape[-1] * ctx.grid.highest) ** -0.5
         return by_weight_OGK.reshape(w_OI.shape), by_scale_OG * damped, None, None
+
+
+class _OnCodebook(torch.autograd.Function):
+    """The dequantized weight; gradients pass straight through, for no value lies outside its group's range."""
+
+    @staticmethod
+    def forward(ctx: Any, w_OI: Tensor, grid: CodebookGrid) -> Tensor:
+        return round_to_codebook(w_OI, grid).dequantized()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
+        return gradients[0], None
 
 
 def _quantized(w_OI: Tensor, scales_OG: Tensor, zeros_OG: Tensor | None, grid: IntegerGrid) -> QuantizedWeight:

@@ -4,7 +4,8 @@ model.
     result = train(QatTask(teacher, weights, ids_NT, training, seed), monitor)
 
 The loss is the Kullback-Leibler divergence of the student's next-token distribution from the teacher's, mean over the
-tokens. Trained are the weights and steps of the layers in `weights`; the rest stays. Equal inputs, seed and thread
+tokens; a step computes its products in the device's fastest type. Trained are the weights and steps of the layers in
+`weights`; the rest stays. Equal inputs, seed and thread
 count give equal bytes, also where a run is killed and goes on from its checkpoint.
 
 Shapes: N windows, B of a step, T tokens, V vocabulary.
@@ -30,10 +31,11 @@ from compressors.checkpoints import (
     trained_state,
     write_checkpoint,
 )
-from compressors.integer_grid import QuantizedWeight
-from compressors.learned_grid import GridLinear, put_on_grid
+from compressors.compute_types import fastest_products
+from compressors.learned_grid import put_on_grid
 from compressors.optimization import MAX_GRADIENT_NORM, learning_rate
 from compressors.stages import Monitor, Progress
+from compressors.weight_layouts import AnyWeight
 from modelpress.canonical import canonical_json
 from modelpress.digests import digest_bytes
 from modelpress.errors import InvalidRecipe
@@ -53,7 +55,7 @@ class QatTask:
     """
 
     teacher: nn.Module
-    weights: Mapping[str, QuantizedWeight]
+    weights: Mapping[str, AnyWeight]
     ids_NT: Tensor
     training: WeightTraining
     seed: int
@@ -75,7 +77,7 @@ class QatTask:
 class QatResult:
     """The divergences on LOOK_WINDOWS windows before and after; `weights` are the start's where that is no worse."""
 
-    weights: dict[str, QuantizedWeight]
+    weights: dict[str, AnyWeight]
     before: float
     after: float
 
@@ -103,7 +105,7 @@ class _Trainer:
     def __init__(self, task: QatTask) -> None:
         self.task = task
         self.student = copy.deepcopy(task.teacher)
-        self.layers: dict[str, GridLinear] = put_on_grid(self.student, task.weights)
+        self.layers = put_on_grid(self.student, task.weights)
         self.parameters = {name: p for name, p in self.student.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(self.parameters.values(), weight_decay=0.0, fused=True)
         self.step = 0
@@ -144,7 +146,8 @@ class _Trainer:
 
     def _backward(self, ids_BT: Tensor, windows: int) -> float:
         with torch.enable_grad():
-            loss = self._divergence(ids_BT) / windows
+            with fastest_products(ids_BT.device):
+                loss = self._divergence(ids_BT) / windows
             torch.autograd.backward(loss)
         return float(loss.detach())
 

@@ -1,9 +1,11 @@
 """SignRound on one decoder layer: learn the roundings of all its weights together, on the layer's own output.
 
-A step runs the layer, its weights on the grid as they ship, over a few calibration windows; its loss is the mean square
-of what the output misses of the wanted one. Wanted is what the unquantized model puts out there, so a layer also makes
-up for what the layers before it lost. The step runs in the device's fastest type, bfloat16 where it has products of
-that; which of the roundings, the plain or the learned ones, are kept is decided in float32.
+A step runs the layer, its weights on the grid as they ship, over a few calibration windows. Its loss is the squared
+norm of what a token's output misses of the wanted one as a share of the wanted one's, mean over the tokens: the norm
+that reads the output next divides by a token's size too, and a few tokens of decoders are a thousand times larger than
+the others. Wanted is what the unquantized model puts out there, so a layer also makes up for what the layers before it
+lost. The step computes in the device's fastest type; which roundings are kept, plain or learned ones, is decided in
+float32.
 
 Shapes: B windows, T tokens, H hidden width.
 """
@@ -11,13 +13,12 @@ Shapes: B windows, T tokens, H hidden width.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from compressors.compute_types import fastest_products
 from compressors.layer_algorithms import LayerInputs, LayerOutcome, LayerWork
 from compressors.layer_channels import calibration_inputs
 from compressors.signround import Learned, Rounded, RoundingProblem, rounding_problem
@@ -25,12 +26,13 @@ from modelpress.quantization_recipes import QuantizeWeights, WeightTraining
 
 LOOK_WINDOWS = 16
 """Calibration windows, evenly spaced, on which the learned roundings are compared with the plain ones."""
+SMALLEST_SIZE = 1e-6
 
 
 def quantize_layer(layer: LayerWork, arguments: QuantizeWeights) -> LayerOutcome:
     """Every linear layer of `layer`, whose weights it replaces; its loss is never above that of rounding to nearest.
 
-    Details: the losses of rounding and of what is kept, as shares of the wanted output's mean square.
+    Details: the losses of rounding and of what is kept.
     """
     lesson = Lesson.of(layer)
     rounded, plain = lesson.put(), lesson.loss()
@@ -80,31 +82,33 @@ class Lesson:
         return rounded
 
     def gradients(self, windows: Tensor) -> dict[str, Tensor]:
-        """Of the mean squared error on these windows by each weight [O, I]."""
+        """Of the loss on these windows by each weight [O, I]."""
         parameters = {name: self.layer.linears[name].weight.requires_grad_(True) for name in self.problems}
-        with torch.enable_grad(), _fastest(self.layer.device):
-            missed_BTH = self.layer.run(self.inputs.windows(windows)).float() - self.wanted.windows(windows)
-            found = torch.autograd.grad(missed_BTH.square().mean(), list(parameters.values()))
+        with torch.enable_grad(), fastest_products(self.layer.device):
+            found = torch.autograd.grad(self._loss(windows), list(parameters.values()))
         for parameter in parameters.values():
             parameter.requires_grad_(False)
         return dict(zip(parameters, found, strict=True))
 
     @torch.no_grad()
     def loss(self) -> float:
-        """Squared error over squared wanted output on LOOK_WINDOWS windows, in float32."""
-        missed = whole = 0.0
-        every = max(1, len(self.inputs) // LOOK_WINDOWS)
-        for windows in torch.split(torch.arange(0, len(self.inputs), every), 4):
-            wanted_BTH = self.wanted.windows(windows)
-            missed += float((self.layer.run(self.inputs.windows(windows)) - wanted_BTH).square().sum())
-            whole += float(wanted_BTH.square().sum())
-        return missed / whole if whole > 0 else missed
+        """Of LOOK_WINDOWS windows at most, in float32."""
+        every = -(-len(self.inputs) // LOOK_WINDOWS)
+        shown = range(0, len(self.inputs), every)
+        return sum(float(self._loss(torch.tensor([window]))) for window in shown) / len(shown)
+
+    def _loss(self, windows: Tensor) -> Tensor:
+        out_BTH = self.layer.run(self.inputs.windows(windows))
+        return mean_relative_error(out_BTH.float(), self.wanted.windows(windows))
 
 
-def _fastest(device: torch.device) -> AbstractContextManager[Any]:
-    """bfloat16 products where the device has units for them; else float32."""
-    has_units = device.type == "cuda" or torch.cpu.get_capabilities().get("amx_bf16", False)
-    return torch.autocast(device.type, dtype=torch.bfloat16) if has_units else nullcontext()
+def mean_relative_error(found_BTH: Tensor, wanted_BTH: Tensor) -> Tensor:
+    """|found - wanted|^2 / |wanted|^2 of each token, mean over all; |wanted|^2 counts as SMALLEST_SIZE of its mean at
+    least, for a token that is to be nearly 0.
+    """
+    missed_BT, whole_BT = (found_BTH - wanted_BTH).square().sum(dim=-1), wanted_BTH.square().sum(dim=-1)
+    smallest = max(SMALLEST_SIZE * float(whole_BT.mean()), torch.finfo(whole_BT.dtype).tiny)
+    return (missed_BT / whole_BT.clamp(min=smallest)).mean()
 
 
 def _batches(count: int, *, size: int, seed: int) -> Iterator[Tensor]:

@@ -79,6 +79,13 @@ def relative_change(layer: LayerWork, tensors: dict[str, Tensor]) -> float:
     return float((output(with_tensors(layer, tensors)) - output(layer)).norm() / output(layer).norm())
 
 
+def mean_loss(found_NTH: Tensor, wanted_NTH: Tensor) -> float:
+    """The squared error of each token as a share of its squared norm, mean over all."""
+    tokens = zip(found_NTH.flatten(0, 1), wanted_NTH.flatten(0, 1), strict=True)
+    losses = [float(((found_H - wanted_H).norm() / wanted_H.norm()) ** 2) for found_H, wanted_H in tokens]
+    return sum(losses) / len(losses)
+
+
 def with_tensors(layer: LayerWork, tensors: dict[str, Tensor]) -> LayerWork:
     """The layer with these tensors in their places; the layer given stays."""
     module: nn.Module = copy.deepcopy(layer.module)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from compressors.integer_grid import IntegerGrid, round_to_nearest
 from compressors.signround import OFFSETS, SHARES, Learned, RoundingProblem, rounding_problem
-from compressors.signround_layers import Lesson, learn, quantize_layer
+from compressors.signround_layers import Lesson, learn, mean_relative_error, quantize_layer
 from modelpress.quantization_recipes import QuantizeWeights, WeightTraining
-from tests.compressors.layer_works import InMemory, make_layer, output, relative_change, stored, with_tensors
+from tests.compressors.layer_works import InMemory, make_layer, mean_loss, output, relative_change, stored, with_tensors
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -111,10 +111,23 @@ def test_the_output_comes_nearer_than_by_rounding(model_type: str, symmetric: bo
     layer = make_layer(model_type, grid=grid(symmetric=symmetric))
     rounded = {f"{n}.weight": round_to_nearest(m.weight, layer.grid).dequantized() for n, m in layer.linears.items()}
     outcome = quantize_layer(copy.deepcopy(layer), recipe(symmetric=symmetric))
-    change = relative_change(layer, stored(outcome))
-    assert change < 0.9 * relative_change(layer, rounded)
-    assert outcome.details["loss"] == pytest.approx(change**2, rel=1e-3)
-    assert outcome.details["loss of rounding"] == pytest.approx(relative_change(layer, rounded) ** 2, rel=1e-3)
+    assert relative_change(layer, stored(outcome)) < relative_change(layer, rounded)
+    losses = [mean_loss(output(with_tensors(layer, tensors)), output(layer)) for tensors in (stored(outcome), rounded)]
+    assert outcome.details == pytest.approx({"loss": losses[0], "loss of rounding": losses[1]}, rel=1e-3)
+    assert losses[0] < 0.8 * losses[1]
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_no_loss_is_above_that_of_rounding(steps: int) -> None:
+    layer = make_layer("qwen2")
+    outcome = quantize_layer(copy.deepcopy(layer), recipe(steps=steps, learning_rate=0.25))
+    assert outcome.details["loss"] <= outcome.details["loss of rounding"]
+
+
+def test_a_token_counts_by_its_own_size() -> None:
+    wanted_BTH = torch.tensor([[[1000.0, 0.0], [0.0, 2.0]]])
+    assert mean_relative_error(wanted_BTH * 1.1, wanted_BTH).item() == pytest.approx(0.01)
+    assert mean_relative_error(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2)).item() == 0
 
 
 def test_rounding_is_kept_where_learning_is_no_better() -> None:
@@ -132,8 +145,8 @@ def test_what_was_lost_before_the_layer_is_made_up_for() -> None:
     late = replace(layer, inputs=InMemory(layer.inputs.hidden_NTH * (1 + noise_NTH)))
     outcome = quantize_layer(copy.deepcopy(late), recipe())
     wanted_NTH = output(layer)
-    missed_NTH = output(with_tensors(late, stored(outcome))) - wanted_NTH
-    assert outcome.details["loss"] == pytest.approx(float((missed_NTH.norm() / wanted_NTH.norm()) ** 2), rel=1e-3)
+    loss = mean_loss(output(with_tensors(late, stored(outcome))), wanted_NTH)
+    assert outcome.details["loss"] == pytest.approx(loss, rel=1e-3)
 
 
 def test_equal_seeds_give_equal_bytes_and_others_others() -> None:
