@@ -7,16 +7,18 @@ reads is what the layer computes before anything of it is rounded.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from compressors.decoder_families import LinearGroup
 from compressors.gptq import SingularHessian
 from compressors.gptq_solution import Solution, solve, split_rows
 from compressors.hessians import HessianSum
 from compressors.layer_algorithms import LayerOutcome, LayerWork
-from compressors.layer_channels import look_at_inputs
+from compressors.layer_channels import BATCH_WINDOWS, calibration_inputs
 from compressors.rtn import chosen_rounding
 from compressors.weight_layouts import AnyWeight
 from modelpress.errors import InvalidDataset
@@ -52,22 +54,44 @@ def quantize_layer(layer: LayerWork, arguments: QuantizeWeights) -> LayerOutcome
 
 def _hessians(layer: LayerWork) -> Iterator[tuple[LinearGroup, Tensor]]:
     """Each group's, from one pass over the calibration inputs."""
-    sums = {first: HessianSum(layer.linears[first].in_features, device=layer.device) for first in _firsts(layer)}
-    look_at_inputs(layer, {first: total.add for first, total in sums.items()})
+    watch = _Watch(layer)
     for group in layer.groups:
-        h_II = sums.pop(group.linears[0]).mean()
+        h_II = watch.sums.pop(group.linears[0]).mean()
         if not bool(h_II.isfinite().all()):
             raise InvalidDataset(
                 f"calibration: the inputs of {layer.name}.{group.linears[0]} hold NaN or infinite values: "
                 "leave out the texts that the model cannot read",
-                reason="NON_FINITE_CALIBRATION",
+                reason="NON_FINITE",
                 field="calibration",
             )
         yield group, h_II
 
 
-def _firsts(layer: LayerWork) -> tuple[str, ...]:
-    return tuple(group.linears[0] for group in layer.groups)
+class _AllSeen(Exception):
+    """Every group has its input of this batch: what the layer computes from there on is not needed."""
+
+
+class _Watch:
+    """The Hessian of every group by its first linear layer, summed over all calibration inputs once built."""
+
+    def __init__(self, layer: LayerWork) -> None:
+        firsts = [group.linears[0] for group in layer.groups]
+        self.sums = {first: HessianSum(layer.linears[first].in_features, device=layer.device) for first in firsts}
+        self._waiting: set[str] = set()
+        with ExitStack() as hooks, torch.no_grad():
+            for first in firsts:
+                handle = layer.linears[first].register_forward_pre_hook(partial(self._see, first))
+                hooks.callback(handle.remove)
+            for hidden_BTH in calibration_inputs(layer).batches(BATCH_WINDOWS):
+                self._waiting.update(firsts)
+                with suppress(_AllSeen):
+                    layer.run(hidden_BTH)
+
+    def _see(self, first: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.sums[first].add(inputs[0].reshape(-1, inputs[0].shape[-1]))
+        self._waiting.discard(first)
+        if not self._waiting:
+            raise _AllSeen
 
 
 def _notable(first: str, solution: Solution, arguments: QuantizeWeights) -> dict[str, float]:
