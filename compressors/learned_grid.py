@@ -8,7 +8,8 @@ Shapes: O outputs, I inputs, G groups along I, K = I / G inputs of a group.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -23,17 +24,39 @@ LARGEST_RESIDUAL = 0.499
 """Steps between a code's value and the weight that is trained: less than what would be rounded to another code."""
 
 
-class GridLinear(nn.Module):
-    """A linear layer whose weight is `quantized()` in every forward pass."""
+class TrainedLinear(nn.Module):
+    """A linear layer whose weight is that of `quantized()` in every forward pass."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held_OI: Tensor | None = None
+        """The weight as it was rounded for several passes, see `rounded_once`."""
+
+    def quantized(self) -> AnyWeight:
+        """What ships of the layer as it is trained now."""
+        raise NotImplementedError
+
+    def on_grid(self) -> Tensor:
+        """The dequantized weight [O, I], with a gradient to what is trained."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.on_grid() if self.held_OI is None else self.held_OI, self.bias)
+
+
+class GridLinear(TrainedLinear):
+    """On an integer grid. Trained are the weights and the groups' steps."""
 
     def __init__(self, linear: nn.Linear, start: QuantizedWeight) -> None:
         """Training starts with the codes of `start`; how far the float weight is from them is kept where it fits."""
         super().__init__()
-        self.grid: IntegerGrid = start.grid
+        self.grid = start.grid
         exact_OI = dequantize(start.codes_OI, start.scales_OG.float(), start.zeros_OG)
-        limit_OI = LARGEST_RESIDUAL * start.scales_OG.float().repeat_interleave(
-            linear.in_features // start.scales_OG.shape[1], dim=1
-        )
+        group_size = linear.in_features // start.scales_OG.shape[1]
+        limit_OI = LARGEST_RESIDUAL * start.scales_OG.float().repeat_interleave(group_size, dim=1)
         residual_OI = (linear.weight.detach() - exact_OI).clamp(-limit_OI, limit_OI)
         self.weight = nn.Parameter(exact_OI + residual_OI)
         self.scales = nn.Parameter(start.scales_OG.float())
@@ -44,34 +67,51 @@ class GridLinear(nn.Module):
     def quantized(self) -> QuantizedWeight:
         return _quantized(self.weight.detach(), self.scales.detach(), self.zeros, self.grid)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def on_grid(self) -> Tensor:
         weight_OI: Tensor = _OnGrid.apply(self.weight, self.scales, self.zeros, self.grid)  # type: ignore[no-untyped-call]
-        return functional.linear(x, weight_OI, self.bias)
+        return weight_OI
 
 
-class CodebookLinear(nn.Module):
-    """A linear layer whose weight is `quantized()` in every forward pass: rounded on its groups' ranges of now."""
+class CodebookLinear(TrainedLinear):
+    """On a codebook, each group at its range of now. Trained are the weights."""
 
     def __init__(self, linear: nn.Linear, start: CodebookWeight) -> None:
         super().__init__()
-        self.grid: CodebookGrid = start.grid
+        self.grid = start.grid
         self.weight = nn.Parameter(linear.weight.detach().clone())
         self.bias = linear.bias
 
     def quantized(self) -> CodebookWeight:
         return round_to_codebook(self.weight.detach(), self.grid)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def on_grid(self) -> Tensor:
         weight_OI: Tensor = _OnCodebook.apply(self.weight, self.grid)  # type: ignore[no-untyped-call]
-        return functional.linear(x, weight_OI, self.bias)
+        return weight_OI
 
 
-def put_on_grid(model: nn.Module, weights: Mapping[str, AnyWeight]) -> dict[str, GridLinear | CodebookLinear]:
+@contextmanager
+def rounded_once(layers: Collection[TrainedLinear]) -> Iterator[None]:
+    """Round each weight once for all passes inside. What is trained gets its gradients, the sum over the passes, at the
+    end.
+    """
+    with torch.enable_grad():
+        values = [layer.on_grid() for layer in layers]
+    for layer, value_OI in zip(layers, values, strict=True):
+        layer.held_OI = value_OI.detach().requires_grad_(True)
+    try:
+        yield
+        torch.autograd.backward(values, [layer.held_OI.grad for layer in layers if layer.held_OI is not None])
+    finally:
+        for layer in layers:
+            layer.held_OI = None
+
+
+def put_on_grid(model: nn.Module, weights: Mapping[str, AnyWeight]) -> dict[str, TrainedLinear]:
     """Put a layer that computes on the grid in the place of each of these linear layers of the model; nothing else of
     it will be trained.
     """
     model.requires_grad_(False)
-    layers: dict[str, GridLinear | CodebookLinear] = {}
+    layers: dict[str, TrainedLinear] = {}
     for name, weight in weights.items():
         linear = cast(nn.Linear, model.get_submodule(name))
         layers[name] = (

@@ -32,7 +32,7 @@ from compressors.checkpoints import (
     write_checkpoint,
 )
 from compressors.compute_types import fastest_products
-from compressors.learned_grid import put_on_grid
+from compressors.learned_grid import put_on_grid, rounded_once
 from compressors.optimization import MAX_GRADIENT_NORM, learning_rate
 from compressors.stages import Monitor, Progress
 from compressors.weight_layouts import AnyWeight
@@ -118,7 +118,8 @@ class _Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         windows = step_windows(len(self.task.ids_NT), self.step, size=training.batch_size, seed=self.task.seed)
-        loss = sum(self._backward(self.task.ids_NT[window : window + 1], len(windows)) for window in windows)
+        with rounded_once(self.layers.values()):
+            loss = sum(self._backward(self.task.ids_NT[window : window + 1], len(windows)) for window in windows)
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), MAX_GRADIENT_NORM)
         if not torch.isfinite(norm):
             raise InvalidRecipe(

@@ -32,12 +32,14 @@ class CodeChoice:
 
 
 def check_algorithm(arguments: QuantizeWeights) -> None:
-    """InvalidRecipe for an algorithm that there is not."""
+    """InvalidRecipe for an algorithm that there is not, or one that cannot be smoothed before."""
     known = (*LAYER_ALGORITHMS, WHOLE_MODEL)
     if arguments.algorithm not in known:
         raise InvalidRecipe(
             f"algorithm: {arguments.algorithm!r} is unknown; known are {', '.join(known)}", field="algorithm"
         )
+    if arguments.algorithm == WHOLE_MODEL and arguments.smooth_quant is not None:
+        raise InvalidRecipe("smooth_quant: 'qat' trains the weights as they are: leave it out", field="smooth_quant")
 
 
 def choose_codes(plan: QuantizationPlan, ids_NT: Tensor | None, *, seed: int, monitor: Monitor) -> CodeChoice:

@@ -12,10 +12,12 @@ from transformers import AutoModelForCausalLM
 
 from compressors.codebook_grid import CodebookGrid, round_to_codebook
 from compressors.integer_grid import IntegerGrid, QuantizedWeight, nearest_codes, round_to_nearest
-from compressors.learned_grid import GridLinear, put_on_grid
+from compressors.learned_grid import GridLinear, put_on_grid, rounded_once
 from compressors.qat import QatTask, mean_divergence, step_windows, train
+from compressors.qat_stage import check_algorithm
 from compressors.stages import SilentMonitor
-from modelpress.quantization_recipes import WeightTraining
+from modelpress.errors import InvalidRecipe
+from modelpress.quantization_recipes import QuantizeWeights, WeightTraining
 from tests.compressors.decoders import VOCABULARY, trained_decoder
 from tests.compressors.quantizing import Killed, KillingMonitor
 
@@ -69,6 +71,28 @@ def test_a_codebook_layer_computes_with_what_ships_and_trains_its_weights(name: 
     model(x).sum().backward()
     assert trained.weight.grad is not None
     assert torch.allclose(trained.weight.grad, x.sum(dim=0).expand(8, 64))
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_weight_rounded_once_for_several_passes_gets_the_gradients_of_all(symmetric: bool) -> None:
+    layer = linear()
+    start = round_to_nearest(layer.weight, grid(symmetric=symmetric))
+    each, once = GridLinear(layer, start), GridLinear(layer, start)
+    inputs = [torch.randn(3, 64) for _ in range(2)]
+    for x in inputs:
+        each(x).square().sum().backward()
+    with rounded_once([once]):
+        for x in inputs:
+            once(x).square().sum().backward()
+    for name, parameter in each.named_parameters():
+        if parameter.requires_grad:
+            assert torch.allclose(parameter.grad, once.get_parameter(name).grad, rtol=1e-4, atol=1e-5)
+
+
+def test_smoothing_is_refused_where_the_whole_model_is_trained() -> None:
+    arguments = QuantizeWeights(algorithm="qat", scheme="w8a8", group_size=None, smooth_quant=0.5)
+    with pytest.raises(InvalidRecipe, match="smooth_quant"):
+        check_algorithm(arguments)
 
 
 def test_the_divergence_is_that_of_the_definition() -> None:
