@@ -23,7 +23,7 @@ from modelpress.errors import InvalidModel
 from modelpress.evaluations import LanguageEvaluation
 from modelpress.language_rows import read_language_rows
 
-CHUNK_TOKENS = 64
+CHUNK_TOKENS = 16
 """Positions whose float64 distributions are in memory at once."""
 
 Progress = Callable[[int, int], None]
