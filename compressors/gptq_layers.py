@@ -28,16 +28,17 @@ from modelpress.quantization_recipes import QuantizeWeights
 def quantize_layer(layer: LayerWork, arguments: QuantizeWeights) -> LayerOutcome:
     """Every linear layer of `layer`. A group whose Hessian tells nothing is rounded, and `fallbacks` say so.
 
-    The details hold, by each group's first linear layer, its dead input channels, and, where they are not as asked, the
-    damping that its Hessian needed and the rows that plain rounding does better. Raises InvalidDataset for calibration
-    inputs that are not finite.
+    The details hold, by each group's first linear layer and only where there is something to say, its dead input
+    channels, the damping that its Hessian needed, and the rows that plain rounding does better. Raises InvalidDataset
+    for calibration inputs that are not finite.
     """
     weights: dict[str, AnyWeight] = {}
     fallbacks: dict[str, str] = {}
     details: dict[str, float] = {}
     for group, h_II in _hessians(layer):
         first = group.linears[0]
-        details[f"dead inputs of {first}"] = float((h_II.diagonal() == 0).sum())
+        if dead := int((h_II.diagonal() == 0).sum()):
+            details[f"dead inputs of {first}"] = float(dead)
         stacked_OI = torch.cat([layer.linears[name].weight.detach() for name in group.linears])
         try:
             solution = solve(stacked_OI, h_II, grid=layer.grid, arguments=arguments)

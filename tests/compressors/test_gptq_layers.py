@@ -79,7 +79,7 @@ def test_dead_twin_and_few_inputs_cost_nothing_over_rounding(kind: str) -> None:
     assert chosen_OI.isfinite().all()
     assert output_error(chosen_OI, case_inputs(kind)) <= 1.05 * output_error(rounded_OI, case_inputs(kind))
     assert outcome.fallbacks == {}
-    assert outcome.details["dead inputs of fc"] == (2 if kind == "singular" else 0)
+    assert outcome.details.get("dead inputs of fc") == (2 if kind == "singular" else None)
 
 
 @pytest.mark.parametrize("kind", ["clean", "singular"])
