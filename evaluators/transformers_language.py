@@ -39,7 +39,9 @@ READ_BY: Mapping[str | None, str] = {
 
 @dataclass(frozen=True, eq=False)
 class TransformersLanguageModel:
-    """A LanguageModel in torch; its weights are its own copy of the folder's."""
+    """A LanguageModel in torch. Float32 weights are private maps of the folder's files: what is written to them, never
+    to the files, is theirs alone.
+    """
 
     model: Any
     device: str
