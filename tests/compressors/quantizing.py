@@ -14,7 +14,7 @@ from modelpress.quantization_recipes import QuantizeWeights
 from modelpress.reports import StageRecord
 from service.storage.store import ContentStore
 from service.storage.stored_folders import StoredFolder, StoreSink
-from tests.compressors.decoders import make_texts
+from tests.compressors.decoders import make_texts, write_tokenizer
 from tests.compressors.streams import KeepingMonitor
 
 DATASET = digest_bytes(b"texts")
@@ -29,6 +29,9 @@ class Bench:
         self.store = ContentStore(str(root / "store"), scratch=root / "store-scratch")
         self.base = StoredFolder(self.store.put_folder(model), self.store)
         self.texts = make_texts(root / "texts", rows=40, seed=5)
+        # without a config.json: for a Qwen2's transformers takes any tokenizer.json as byte pairs
+        self.tokenizer = root / "tokenizer"
+        write_tokenizer(self.tokenizer)
 
     def arguments(self, **fields: object) -> QuantizeWeights:
         """Rounding at w4a16 g32 on 8 windows of 32 tokens, with these fields instead."""
@@ -39,7 +42,7 @@ class Bench:
         self, *, monitor: Monitor | None = None, sink: StoreSink | None = None, seed: int = 0, **fields: object
     ) -> tuple[StageRecord, Manifest]:
         """With calibration."""
-        texts = Calibration(self.texts, str(DATASET), "text", self.model)
+        texts = Calibration(self.texts, str(DATASET), "text", self.tokenizer)
         return self._run(texts, monitor or SilentMonitor(), sink or StoreSink(self.store), seed=seed, **fields)
 
     def run_uncalibrated(self, **fields: object) -> tuple[StageRecord, Manifest]:
