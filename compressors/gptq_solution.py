@@ -24,7 +24,7 @@ from compressors.scale_refinement import refine_scales
 from modelpress.quantization_recipes import QuantizeWeights
 
 Step = Callable[[QuantizedWeight, Tensor, Tensor], QuantizedWeight]
-REFINEMENT: tuple[Step, ...] = (refine_scales, descend, refine_scales, descend, refine_scales)
+REFINEMENT: tuple[Step, ...] = (refine_scales, descend, refine_scales)
 """What follows GPTQ with `refine_scales`. The last scales fit the last codes."""
 
 
