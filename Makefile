@@ -79,7 +79,7 @@ $(PROTO_VENV)/.installed: protos/requirements.txt
 	$(PROTO_VENV)/bin/python -m pip install --quiet -r protos/requirements.txt
 	touch $@
 
-bench: $(INSTALLED) $(ASSETS) ## Measure; B=NAME for one benchmark
+bench: $(INSTALLED) $(ASSETS) $(ASSETS_LLM) ## Measure; B=NAME for one benchmark
 	$(BIN)/python -m benchmarks $(B)
 
 schema: $(INSTALLED) ## Write docs/report.schema.json from the types

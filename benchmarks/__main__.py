@@ -5,9 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 
-from benchmarks import demo, merge, service
+from benchmarks import demo, fourbit, merge, service
 
-BENCHMARKS: Mapping[str, Callable[[], None]] = {"service": service.run, "demo": demo.run, "merge": merge.run}
+BENCHMARKS: Mapping[str, Callable[[], None]] = {
+    "service": service.run,
+    "demo": demo.run,
+    "merge": merge.run,
+    "fourbit": fourbit.run,
+}
 
 
 def main(names: list[str]) -> None:

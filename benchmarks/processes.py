@@ -42,12 +42,15 @@ class Measured:
         return self.peak_bytes / (1 << 20)
 
 
-def measure(module: str, *arguments: str | Path, data_limit_bytes: int = UNLIMITED) -> Measured:
+def measure(
+    module: str, *arguments: str | Path, data_limit_bytes: int = UNLIMITED, python: str | Path = sys.executable
+) -> Measured:
     """Run `python -m module arguments` to its end; SystemExit with what it printed where it failed.
 
-    `data_limit_bytes` bounds its private writable memory, touched or not (RLIMIT_DATA).
+    `data_limit_bytes` bounds its private writable memory, touched or not (RLIMIT_DATA). `python` is the interpreter of
+    a peer's own environment.
     """
-    program = [sys.executable, "-m", module, *map(str, arguments)]
+    program = [str(python), "-m", module, *map(str, arguments)]
     command = [sys.executable, "-S", "-m", "benchmarks.processes", str(data_limit_bytes), *program]
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

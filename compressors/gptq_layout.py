@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from typing import Any, Literal
 
 import torch
@@ -23,7 +24,6 @@ from torch import Tensor
 
 from compressors.integer_grid import IntegerGrid, QuantizedWeight
 from compressors.pack_quantized import WORD_BITS, pack_columns, unpack_columns
-from modelpress import __version__
 from modelpress.documents import Document, read_value
 from modelpress.errors import InvalidModel
 
@@ -146,7 +146,7 @@ def quantization_config(grid: IntegerGrid, *, ignored: Sequence[str]) -> dict[st
         "pack_dtype": "int32",
         "lm_head": False,
         "dynamic": {f"-:^{re.escape(name)}$": {} for name in ignored},
-        "meta": {"quantizer": [f"modelpress:{__version__}"]},
+        "meta": {"quantizer": [f"modelpress:{version('modelpress')}"]},
     }
 
 

@@ -116,7 +116,9 @@ def read_evaluation(text: str) -> AnyEvaluation:
     """Parse an evaluation; its `task` says which kind it is. A fault is one InvalidRequest."""
     value = parse_yaml(text, InvalidRequest)
     is_language = isinstance(value, dict) and value.get("task") == LanguageEvaluation.model_fields["task"].default
-    return read_value(LanguageEvaluation if is_language else Evaluation, value, InvalidRequest)
+    if is_language:
+        return read_value(LanguageEvaluation, value, InvalidRequest)
+    return read_value(Evaluation, value, InvalidRequest)
 
 
 def default_evaluation(recipe: Recipe) -> AnyEvaluation:
