@@ -20,10 +20,11 @@ from compressors.quantization_plan import QuantizationPlan
 from compressors.rtn import plain_rounding
 from compressors.smooth_quant import smooth_layer
 from modelpress.errors import InvalidModel
+from modelpress.quantization_recipes import QuantizeWeights
 from modelpress.quantization_reports import QuantizedLayer
 
 ERROR_TOKENS = 2048
-"""Calibration tokens, the first ones, that the recorded errors are measured on."""
+"""Calibration tokens that the recorded errors are measured on."""
 SEED_STEP = 1_000_003
 
 
@@ -131,12 +132,17 @@ def _stored(plan: QuantizationPlan, number: int, outcome: LayerOutcome) -> dict[
     return tensors
 
 
+def error_windows(arguments: QuantizeWeights) -> int:
+    """Calibration windows, the first ones, that errors are measured on, where there are so many."""
+    return max(1, ERROR_TOKENS // arguments.sequence_length)
+
+
 def _errors(plan: QuantizationPlan, work: LayerWork, outcome: LayerOutcome) -> Errors:
     """Of the chosen codes against the layer that they stand for, of plain rounding against the base's."""
     inputs = work.inputs
     if inputs is None or not outcome.weights:
         return Errors({}, {})
-    windows_BTH = next(inputs.batches(max(1, ERROR_TOKENS // plan.arguments.sequence_length)))
+    windows_BTH = next(inputs.batches(error_windows(plan.arguments)))
     grams = gram_matrices(work.module, work.groups, batches=[windows_BTH], run=work.run)
     rounded = plain_rounding(work.grid, plan.arguments)
     rounding = {

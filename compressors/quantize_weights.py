@@ -20,7 +20,7 @@ from compressors.decoder_layers import DecoderLayers
 from compressors.finite_weights import verify_finite
 from compressors.folders import CONFIG
 from compressors.layer_files import LayerFiles, Written
-from compressors.layer_quantization import quantize_layer
+from compressors.layer_quantization import error_windows, quantize_layer
 from compressors.layer_streams import LayerStream, layer_stream
 from compressors.qat_stage import CodeChoice, check_algorithm, choose_codes
 from compressors.quantization_plan import QuantizationPlan
@@ -125,6 +125,7 @@ def _record(
         layers=progress.records,
         details={
             "calibration": windows.facts if windows else None,
+            "error_tokens": windows.ids_NT[: error_windows(plan.arguments)].numel() if windows else 0,
             "bits_per_weight": plan.bits_per_weight(quantized),
             "predicted_bytes": plan.predicted_bytes,
             "written_bytes": written.weight_bytes,

@@ -150,6 +150,7 @@ def test_the_record_names_every_linear_layer_and_the_calibration(bench: Bench):
         "sequence_length": 32,
         "tokens": 256,
     }
+    assert record.details["error_tokens"] == 256
     assert record.details["bits_per_weight"] == pytest.approx(4 + 32 / 32, abs=0.03)  # float32 scales, and shapes
 
 
