@@ -2,7 +2,8 @@
 
 The calibration windows are embedded, and then, for each decoder layer in turn: the layer is loaded in float32, the
 algorithm chooses its codes, the layer is stored, and its outputs with the stored weights become the next layer's
-inputs, on disk. In memory are one decoder layer and one batch of windows, whatever the model and the calibration.
+inputs, on disk. In memory are one decoder layer and one batch of windows, whatever the model and the calibration; `qat`
+alone trains the whole model first.
 
 After each layer a checkpoint. A stage that is run again after a kill keeps the stored layers and runs them over the
 calibration windows again, so that it goes on with the same inputs, to the same bytes.
