@@ -83,16 +83,16 @@ def _language(task: Task) -> TaskResult:
     dataset = str(task.step.inputs["data"])
     measured = language.measure_language(figures, dataset=dataset, confidence=evaluation.confidence)
     footprint = language.measure_weight_footprint(task.inputs["baseline"], candidate=task.inputs["candidate"])
-    warnings = (*measured.get("warnings", ()), *_overlap_warnings(task, evaluation))
+    warnings = [*measured["warnings"]]
+    if "train" in task.inputs:
+        column = evaluation.text_column
+        warnings += overlap_warnings(task.inputs["train"], task.inputs["data"], column=column)
     return TaskResult({**measured, "footprint": footprint.model_dump(mode="json"), "warnings": warnings})
 
 
-def _overlap_warnings(task: Task, evaluation: LanguageEvaluation) -> Iterator[str]:
+def overlap_warnings(train: Path, evaluation: Path, *, column: str) -> Iterator[str]:
     """A sentence where evaluation texts were calibrated on, too: the figures are then flattered."""
-    if "train" not in task.inputs:
-        return
-    column = evaluation.text_column
-    seen, judged = (_texts(task.inputs[role], column) for role in ("train", "data"))
+    seen, judged = (_texts(dataset, column) for dataset in (train, evaluation))
     if shared := len(judged & seen):
         yield (
             f"{shared} of the {len(judged)} different evaluation texts stand in the training dataset too: what "

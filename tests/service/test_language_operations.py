@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from modelpress.errors import DataLoss
 from service.steps import Step
 from service.storage.store import ContentStore
 from service.storage.stored_folders import StoredFolder, StoreSink
-from service.workers.language_operations import LANGUAGE_OPERATIONS, work_place
+from service.workers.language_operations import LANGUAGE_OPERATIONS, overlap_warnings, work_place
 from service.workers.operations import OPERATIONS
 from service.workers.protocol import Task
 from tests.compressors.decoders import make_texts
@@ -74,3 +75,17 @@ def test_a_tokenizer_that_is_damaged_in_the_store_is_refused(task, tmp_path):
 
 def test_every_operation_on_language_models_is_one_of_the_workers():
     assert {name: OPERATIONS[name] for name in LANGUAGE_OPERATIONS} == dict(LANGUAGE_OPERATIONS)
+
+
+def test_evaluation_texts_that_calibration_saw_are_warned_about(tmp_path):
+    for name, rows in {
+        "train": [{"body": "a"}, {"body": "b"}, {"body": "c", "text": "d"}],
+        "evaluation": [{"body": "a"}, {"body": "a"}, {"body": "x"}, {"prompt": "b"}, {"text": "d", "body": "y"}],
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    [warning] = overlap_warnings(tmp_path / "train", tmp_path / "evaluation", column="body")
+    assert warning.startswith("1 of the 3 different evaluation texts stand in the training dataset too")
+    assert (
+        list(overlap_warnings(tmp_path / "train", make_texts(tmp_path / "other", rows=2, seed=0), column="text")) == []
+    )
