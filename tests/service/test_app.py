@@ -49,8 +49,10 @@ def test_health_reflection_and_capabilities_answer(wire: Any) -> None:
     names = {service.name for service in listed.list_services_response.service}
     assert {"modelpress.v1.Artifacts", "modelpress.v1.Capabilities", "grpc.health.v1.Health"} <= names
     able = wire.capabilities.GetCapabilities(capabilities_pb2.GetCapabilitiesRequest())
-    assert {"merge_lora", "prune", "recover", "quantize", "export"} <= set(able.methods)
-    assert list(able.formats) == ["onnx", "safetensors"] and "text-classification" in able.tasks
+    assert {"merge_lora", "prune", "recover", "quantize", "quantize_weights", "export"} <= set(able.methods)
+    assert list(able.formats) == ["onnx", "safetensors", "compressed-tensors", "gptq", "bitsandbytes"]
+    assert list(able.tasks) == ["text-classification", "text-generation"]
+    assert {"bert", "llama", "qwen3"} <= set(able.families)
     assert list(able.devices) == list(able.runtimes) == []  # this server has no workers that could tell
     assert "bert" in able.families and able.max_chunk_bytes == 2 << 20
     assert able.development_key and able.public_key_pem.startswith("-----BEGIN PUBLIC KEY-----")
