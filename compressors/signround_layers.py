@@ -1,11 +1,10 @@
 """SignRound on one decoder layer: learn the roundings of all its weights together, on the layer's own output.
 
 A step runs the layer, its weights on the grid as they ship, over a few calibration windows. Its loss is the squared
-norm of what a token's output misses of the wanted one as a share of the wanted one's, mean over the tokens: the norm
-that reads the output next divides by a token's size too, and a few tokens of decoders are a thousand times larger than
-the others. Wanted is what the unquantized model puts out there, so a layer also makes up for what the layers before it
-lost. The step computes in the device's fastest type; which roundings are kept, plain or learned ones, is decided in
-float32.
+error of the output as a share of the squared size of the wanted one, over all tokens together: the few tokens that
+decoders make a thousand times larger than the others are what their attention rests on. Wanted is what the unquantized
+model puts out there, so a layer also makes up for what the layers before it lost. The step computes in the device's
+fastest type; which roundings are kept, plain or learned ones, is decided in float32.
 
 Shapes: B windows, T tokens, H hidden width.
 """
@@ -26,7 +25,6 @@ from modelpress.quantization_recipes import QuantizeWeights, WeightTraining
 
 LOOK_WINDOWS = 16
 """Calibration windows, evenly spaced, on which the learned roundings are compared with the plain ones."""
-SMALLEST_SIZE = 1e-6
 
 
 def quantize_layer(layer: LayerWork, arguments: QuantizeWeights) -> LayerOutcome:
@@ -98,17 +96,13 @@ class Lesson:
         return sum(float(self._loss(torch.tensor([window]))) for window in shown) / len(shown)
 
     def _loss(self, windows: Tensor) -> Tensor:
-        out_BTH = self.layer.run(self.inputs.windows(windows))
-        return mean_relative_error(out_BTH.float(), self.wanted.windows(windows))
+        return squared_error(self.layer.run(self.inputs.windows(windows)).float(), self.wanted.windows(windows))
 
 
-def mean_relative_error(found_BTH: Tensor, wanted_BTH: Tensor) -> Tensor:
-    """|found - wanted|^2 / |wanted|^2 of each token, mean over all; |wanted|^2 counts as SMALLEST_SIZE of its mean at
-    least, for a token that is to be nearly 0.
-    """
-    missed_BT, whole_BT = (found_BTH - wanted_BTH).square().sum(dim=-1), wanted_BTH.square().sum(dim=-1)
-    smallest = max(SMALLEST_SIZE * float(whole_BT.mean()), torch.finfo(whole_BT.dtype).tiny)
-    return (missed_BT / whole_BT.clamp(min=smallest)).mean()
+def squared_error(found_BTH: Tensor, wanted_BTH: Tensor) -> Tensor:
+    """|found - wanted|^2 / |wanted|^2; of a wanted output of zeros the numerator over the smallest number."""
+    size = wanted_BTH.square().sum().clamp(min=torch.finfo(wanted_BTH.dtype).tiny)
+    return (found_BTH - wanted_BTH).square().sum() / size
 
 
 def _batches(count: int, *, size: int, seed: int) -> Iterator[Tensor]:

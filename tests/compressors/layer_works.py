@@ -80,9 +80,9 @@ def relative_change(layer: LayerWork, tensors: dict[str, Tensor]) -> float:
 
 
 def mean_loss(found_NTH: Tensor, wanted_NTH: Tensor) -> float:
-    """The squared error of each token as a share of its squared norm, mean over all."""
-    tokens = zip(found_NTH.flatten(0, 1), wanted_NTH.flatten(0, 1), strict=True)
-    losses = [float(((found_H - wanted_H).norm() / wanted_H.norm()) ** 2) for found_H, wanted_H in tokens]
+    """The squared error of each window as a share of its squared norm, mean over all."""
+    windows = zip(found_NTH, wanted_NTH, strict=True)
+    losses = [float(((found_TH - wanted_TH).norm() / wanted_TH.norm()) ** 2) for found_TH, wanted_TH in windows]
     return sum(losses) / len(losses)
 
 

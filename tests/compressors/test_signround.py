@@ -11,7 +11,7 @@ from torch import Tensor
 
 from compressors.integer_grid import IntegerGrid, round_to_nearest
 from compressors.signround import OFFSETS, SHARES, Learned, RoundingProblem, rounding_problem
-from compressors.signround_layers import Lesson, learn, mean_relative_error, quantize_layer
+from compressors.signround_layers import Lesson, learn, quantize_layer, squared_error
 from modelpress.quantization_recipes import QuantizeWeights, WeightTraining
 from tests.compressors.layer_works import InMemory, make_layer, mean_loss, output, relative_change, stored, with_tensors
 
@@ -124,10 +124,11 @@ def test_no_loss_is_above_that_of_rounding(steps: int) -> None:
     assert outcome.details["loss"] <= outcome.details["loss of rounding"]
 
 
-def test_a_token_counts_by_its_own_size() -> None:
-    wanted_BTH = torch.tensor([[[1000.0, 0.0], [0.0, 2.0]]])
-    assert mean_relative_error(wanted_BTH * 1.1, wanted_BTH).item() == pytest.approx(0.01)
-    assert mean_relative_error(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2)).item() == 0
+def test_the_loss_is_a_share_of_the_wanted_output() -> None:
+    wanted_BTH = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]])
+    assert squared_error(torch.zeros(1, 2, 2), wanted_BTH).item() == 1
+    assert squared_error(wanted_BTH * 1.1, wanted_BTH).item() == pytest.approx(0.01)
+    assert squared_error(torch.zeros(1, 2, 2), torch.zeros(1, 2, 2)).item() == 0
 
 
 def test_rounding_is_kept_where_learning_is_no_better() -> None:
