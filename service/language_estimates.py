@@ -11,7 +11,8 @@ P: the base's parameters, 4 bytes each in float32. What a step holds:
     qat                5 x P x 4            teacher, student, gradients, two AdamW moments
     export (ONNX)      3 x P x 4            model, graph, its serialized form; 64 MiB for the exporter itself
     compare            2 x P x 4            baseline and candidate in float32, open side by side
-                       4 x batch x window x vocabulary x 4    logits of both, and their logarithms
+                       2 x batch x window x vocabulary x 4    logits of both
+                       4 x 16 x vocabulary x 8                what is computed of 16 tokens at a time, in float64
 
 `certain_bytes` leaves activations and logits out: less can never do. The exports to safetensors stream.
 
@@ -39,7 +40,7 @@ LAYER_COPIES = 3
 QAT_COPIES = 5
 ONNX_COPIES = 3
 OPEN_MODELS = 2
-LOGITS_HELD = 4
+COMPARED_TOKENS, COMPARED_TABLES, DOUBLE_BYTES = 16, 4, 8
 GRAPH_BYTES, GRAPH_LAYER_BYTES, GRAPH_PRODUCT_BYTES = 5_000, 10_300, 400
 EXPORTER_BYTES = 64 << 20
 """What torch's exporter itself takes: measured on models of 0.3 MB."""
@@ -51,7 +52,8 @@ CURE = "a smaller window or batch_size of the evaluation, or sequence_length of 
 def language_memory(recipe: Recipe, evaluation: LanguageEvaluation, base: Mapping[str, Any]) -> tuple[int, int]:
     """Bytes that are certain, and at the peak, without the runtime's own."""
     model = FLOAT_BYTES * int(base["parameters"])
-    logits = LOGITS_HELD * evaluation.batch_size * evaluation.window * base["vocabulary"] * FLOAT_BYTES
+    logits = OPEN_MODELS * evaluation.batch_size * evaluation.window * base["vocabulary"] * FLOAT_BYTES
+    logits += COMPARED_TABLES * COMPARED_TOKENS * base["vocabulary"] * DOUBLE_BYTES
     certain, peak = [OPEN_MODELS * model], [OPEN_MODELS * model + logits]
     if recipe.export.format == "onnx":
         certain, peak = [*certain, ONNX_COPIES * model], [*peak, ONNX_COPIES * model + EXPORTER_BYTES]
