@@ -13,7 +13,8 @@ from typing import NoReturn
 
 from modelpress.errors import InvalidRecipe, InvalidRequest
 from modelpress.merge_recipes import MergeModels
-from modelpress.recipes import ENCODER_STAGES, Recipe
+from modelpress.recipes import Recipe
+from modelpress.task_rules import EVALUATION_DATA, LANGUAGE_TASK
 
 MAX_SEED = 2**31 - 1
 MAX_PRIORITY = 100
@@ -22,10 +23,6 @@ MAX_DURATION_S = 315_576_000_000.0
 MAX_MERGED = 64
 MAX_LABELS = 64
 MAX_LABEL_VALUE_CHARACTERS = 255
-CLASSIFIER_TASK = "text-classification"
-LANGUAGE_TASK = "text-generation"
-EVALUATION_DATA: Mapping[str, str] = {CLASSIFIER_TASK: "labelled dataset", LANGUAGE_TASK: "dataset of texts"}
-"""What the verdict is measured on, by task."""
 
 _NAME = re.compile(r"[a-z0-9_-]{1,63}")
 _LABEL_KEY = re.compile(r"[a-z0-9_./-]{1,63}")
@@ -76,19 +73,6 @@ def check_inputs(recipe: Recipe, given: Given) -> None:
     _check_model_weights(recipe, given.models)
     _check_datasets(recipe, given)
     _check_training_data(recipe, given)
-
-
-def check_task(recipe: Recipe, task: str) -> None:
-    """The evaluation's task is the one that the recipe's stages are for; merging and exporting are for either."""
-    method = next((stage.method for stage in recipe.stages if stage.method in ENCODER_STAGES), None)
-    wanted = LANGUAGE_TASK if recipe.quantize_weights else CLASSIFIER_TASK if method else task
-    if task != wanted:
-        raise InvalidRequest(
-            f"evaluation.task is {task!r}, and the recipe's {method or 'quantize_weights'!r} is for models of the task "
-            f"{wanted!r}: write `task: {wanted}` into the evaluation document (`--evaluation`)",
-            field="evaluation.task",
-            reason="TASK_MISFIT",
-        )
 
 
 def check_order(*, seed: int, priority: int) -> None:

@@ -30,9 +30,9 @@ from modelpress.request_rules import (
     check_memory_limit,
     check_model,
     check_order,
-    check_task,
     check_timeout,
 )
+from modelpress.task_rules import check_task
 
 ARTIFACT_NAME = re.compile(r"artifacts/sha256:[0-9a-f]{64}")
 CONVERSION_NAME = re.compile(r"conversions/[A-Za-z0-9_-]{1,63}")

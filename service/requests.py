@@ -25,9 +25,9 @@ from modelpress.request_rules import (
     check_labels,
     check_model,
     check_order,
-    check_task,
 )
 from modelpress.requests import Limits
+from modelpress.task_rules import check_task
 
 ParsedT = TypeVar("ParsedT")
 

@@ -13,8 +13,11 @@ from service.edge.errors import STATUS
 ROOT = Path(__file__).parents[3]
 MODULES = [
     *sorted((ROOT / "service/intake").glob("*.py")),
-    *(ROOT / "service" / name for name in ("adapter_fit.py", "fit.py", "model_fit.py", "preflight.py")),
-    ROOT / "modelpress/request_rules.py",
+    *(
+        ROOT / "service" / name
+        for name in ("adapter_fit.py", "fit.py", "language_fit.py", "model_fit.py", "preflight.py")
+    ),
+    *(ROOT / "modelpress" / name for name in ("request_rules.py", "task_rules.py")),
     *(ROOT / name for name in ("modelpress/safetensors_header.py", "service/storage/upload_writer.py")),
 ]
 DEFAULTS = {kind.reason: kind for kind in STATUS}
