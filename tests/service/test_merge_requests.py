@@ -127,11 +127,13 @@ def test_a_quantized_base_is_taken_in_and_merged_into_only_where_the_recipe_says
 
 def test_other_stages_refuse_what_only_a_merge_takes(wire: Any) -> None:
     rows = create(wire, {"rows.jsonl": jsonl({"text": "t", "label": "benign"})})
-    message = request("stages: [{method: export}]", "size: {max_ratio: 1}", base=model(wire), evaluation=rows)
+    message = request(
+        "stages: [{method: export}]", "size: {max_ratio: 1}", base=model(wire, model_type="gpt2"), evaluation=rows
+    )
     refused = wire.refused(lambda: wire.conversions.CreateConversion(message))
     assert (refused.code, refused.reason) == (CODE.INVALID_ARGUMENT, "UNKNOWN_ARCHITECTURE")
     assert refused.fields == ["inputs.base"]
-    assert "'llama' is not supported; known: bert" in refused.message
+    assert "'gpt2' is not supported; known: bert, llama" in refused.message
 
 
 @pytest.mark.parametrize(
