@@ -32,7 +32,7 @@ def clipped_grid(w_OI: Tensor, grid: IntegerGrid, *, importance_I: Tensor | None
     importance_I = ones_I if importance_I is None else importance_I.float()
     alone_I = counted_inputs(grid, live_I=importance_I > 0) & (importance_I <= 0)
     importance_I = torch.where(alone_I, ones_I, importance_I)
-    parts = [_search(rows_OI.float(), grid, importance_I=importance_I) for rows_OI in w_OI.split(_ROWS)]
+    parts = [_search(rows_OI.float(), grid, importance_I=importance_I) for rows_OI in torch.split(w_OI, _ROWS)]
     scales_OG = torch.cat([scales for scales, _ in parts])
     zeros = [zeros_OG for _, zeros_OG in parts if zeros_OG is not None]
     return scales_OG, torch.cat(zeros) if zeros else None

@@ -177,7 +177,8 @@ class _StoredTensors:
             raise InvalidModel(f"tensor {name!r} is missing: quantize the model again", field=name)
         with _opened(self.files[name]) as opened:
             tensor: Tensor = opened.get_tensor(name)
-            return tensor
+            # A tensor that is kept would keep a map of its whole file, which counts against the worker's memory limit.
+            return tensor.clone()
 
 
 @contextmanager

@@ -7,9 +7,11 @@ compressed-tensors, or, among `targets`, `Linear`: every linear layer of the dec
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import monotonic
+
+import regex
 
 from compressors.decoder_families import DecoderFamily
 from modelpress.errors import InvalidRecipe
@@ -19,6 +21,8 @@ LINEAR = "Linear"
 HEAD = "lm_head"
 """The one name that `ignore` may hold in vain: a model whose head has another name, or none."""
 REGEX_PREFIX = "re:"
+MATCH_TIMEOUT_S = 2.0
+"""For all names together: preflight runs in the service, and some expressions backtrack for years."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,7 @@ class _Modules:
 
     def _matching(self, pattern: str, field: str) -> Sequence[str]:
         if pattern.startswith(REGEX_PREFIX):
-            expression = re.compile(pattern.removeprefix(REGEX_PREFIX))
-            matched = [name for name in self.names if expression.match(name)]
+            matched = self._expressed(pattern, field)
         else:
             matched = [name for name in self.names if name == pattern]
         if not matched:
@@ -79,6 +82,19 @@ class _Modules:
                 f"{list_name}: {pattern!r} matches no module of the model; the nearest names are {nearest}", field=field
             )
         return matched
+
+    def _expressed(self, pattern: str, field: str) -> Sequence[str]:
+        """The names that a regular expression matches from their starts."""
+        deadline = monotonic() + MATCH_TIMEOUT_S
+        try:
+            expression = regex.compile(pattern.removeprefix(REGEX_PREFIX))
+            return [name for name in self.names if expression.match(name, timeout=max(0.0, deadline - monotonic()))]
+        except (regex.error, TimeoutError) as fault:
+            what = "takes too long" if isinstance(fault, TimeoutError) else f"is no regular expression: {fault}"
+            raise InvalidRecipe(
+                f"{field.partition('[')[0]}: {pattern[:80]!r} {what}: write a simpler one, or the modules' names",
+                field=field,
+            ) from None
 
     def _nearest(self, name: str) -> Sequence[str]:
         return difflib.get_close_matches(name[:200], self.names, n=3, cutoff=0.0)

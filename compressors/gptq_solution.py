@@ -58,8 +58,8 @@ def output_errors(weight: QuantizedWeight, w_OI: Tensor, h_II: Tensor) -> Tensor
 def split_rows(weight: QuantizedWeight, rows: Mapping[str, int]) -> dict[str, QuantizedWeight]:
     """The weights that lie one below the other in `weight`, each with so many rows, in this order."""
     sizes = list(rows.values())
-    zeros = [None] * len(sizes) if weight.zeros_OG is None else weight.zeros_OG.split(sizes)
-    parts = zip(rows, weight.codes_OI.split(sizes), weight.scales_OG.split(sizes), zeros, strict=True)
+    zeros = [None] * len(sizes) if weight.zeros_OG is None else torch.split(weight.zeros_OG, sizes)
+    parts = zip(rows, torch.split(weight.codes_OI, sizes), torch.split(weight.scales_OG, sizes), zeros, strict=True)
     return {name: QuantizedWeight(weight.grid, codes, scales, zero) for name, codes, scales, zero in parts}
 
 

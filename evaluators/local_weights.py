@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+import torch
 from torch import Tensor
 
 from evaluators.runtimes import read_config
-from evaluators.stored_weights import StoredTensor
+from evaluators.stored_weights import DTYPES, StoredTensor
 from modelpress.errors import InvalidModel
 from modelpress.manifests import check_relative_path
 from modelpress.safetensors_header import read_header
@@ -42,16 +42,24 @@ class LocalWeights:
         return cls(folder, read_config(folder), tensors)
 
     def load(self, name: str) -> Tensor:
-        """The tensor in its stored dtype, on the CPU; InvalidModel where there is none or torch lacks the dtype."""
+        """The tensor in its stored dtype, on the CPU; InvalidModel where there is none or torch lacks the dtype.
+
+        Its bytes are read, not mapped: each private map of a file counts whole against a worker's memory limit.
+        """
         if name not in self.tensors:
             raise InvalidModel(f"the model's files have no tensor {name!r}: save the model again", field=name)
         stored = self.tensors[name]
-        try:
-            with safe_open(self.folder / stored.path, framework="pt") as file:
-                tensor: Tensor = file.get_tensor(name)
-        except (OSError, SafetensorError, AttributeError) as error:
-            raise InvalidModel(f"{stored.path}: tensor {name!r} of dtype {stored.dtype} cannot be read") from error
-        return tensor
+        if stored.dtype not in DTYPES:
+            raise InvalidModel(f"{stored.path}: tensor {name!r} of dtype {stored.dtype} cannot be read", field=name)
+        dtype = DTYPES[stored.dtype]
+        if not stored.elements:
+            return torch.empty(stored.shape, dtype=dtype)
+        data = torch.empty(stored.elements * dtype.itemsize, dtype=torch.uint8)
+        with (self.folder / stored.path).open("rb") as file:
+            file.seek(stored.offset)
+            if file.readinto(data.numpy().data) != len(data):
+                raise InvalidModel(f"{stored.path} ends inside tensor {name!r}: save the model again", field=name)
+        return data.view(dtype).reshape(stored.shape)
 
 
 def _weight_files(folder: Path) -> list[str]:

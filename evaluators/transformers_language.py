@@ -39,9 +39,7 @@ READ_BY: Mapping[str | None, str] = {
 
 @dataclass(frozen=True, eq=False)
 class TransformersLanguageModel:
-    """A LanguageModel in torch. Float32 weights are private maps of the folder's files: what is written to them, never
-    to the files, is theirs alone.
-    """
+    """A LanguageModel in torch. Its weights are copies in memory: the folder's files are only read."""
 
     model: Any
     device: str

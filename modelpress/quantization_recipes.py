@@ -33,9 +33,9 @@ SCHEME_BITS: Mapping[str, int] = {"w4a16": 4, "w8a16": 8, "w8a8": 8, "nf4": 4, "
 class WeightTraining(Document):
     """How `signround` and `qat` train: roundings and scales of one layer, or the whole model end to end."""
 
-    steps: int = Field(default=200, ge=1, le=1_000_000)
-    """Of each decoder layer for `signround`, of the model for `qat`."""
-    batch_size: int = Field(default=8, ge=1, le=1024)
+    steps: int = Field(default=60, ge=1, le=1_000_000)
+    """Of each decoder layer for `signround`, of the whole model for `qat`, which gains from more."""
+    batch_size: int = Field(default=2, ge=1, le=1024)
     """Calibration windows of one step."""
     learning_rate: float | None = Field(default=None, gt=0, le=1)
     """None: 1 / steps for `signround`, 1e-5 for `qat`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from compressors import decoder_targets
 from compressors.decoder_families import DECODERS
 from compressors.decoder_targets import Targets, choose_targets
 from modelpress.errors import InvalidRecipe
@@ -68,3 +69,9 @@ def test_an_expression_over_everything_takes_the_linear_layers_where_the_rest_is
 def test_nothing_left_is_refused():
     with pytest.raises(InvalidRecipe, match="ignore leaves none"):
         choose(ignore=("re:model.layers",))
+
+
+def test_an_expression_that_backtracks_for_years_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(decoder_targets, "MATCH_TIMEOUT_S", 0.05)
+    with pytest.raises(InvalidRecipe, match=r"targets: 're:.*' takes too long: write a simpler one"):
+        choose(targets=(r"re:(.*)(.*)(.*)(.*)(.*)(.*)(.*)\1\2\3\4\5\6\7[^\w.]",))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -203,3 +204,14 @@ def test_shards_are_read_through_their_index(base, tmp_path):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     logits = [open_language_model(path, Resources()).logits(IDS, ALL) for path in (base, folder)]
     assert torch.equal(*logits)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the maps of a process are read from /proc")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_open_model_maps_no_file(base, tmp_path, layout):
+    """A private map counts whole against a worker's memory limit, once for each tensor that was read through one."""
+    quantize(base, tmp_path / "q", layout)
+    opened = [open_language_model(folder, Resources()) for folder in (base, tmp_path / "q")]
+    maps = Path("/proc/self/maps").read_text()
+    assert str(tmp_path / "q") not in maps and str(base) not in maps
+    assert all(model.logits(IDS, ALL).isfinite().all() for model in opened)
