@@ -24,15 +24,17 @@ from service.storage.stored_folders import StoredFolder, StoreSink
 def main(*given: str) -> None:
     begun = clock()
     root, base, texts, output, stage, threads = given
+    arguments = QuantizeWeights.model_validate(json.loads(stage))
     store = ContentStore(root, scratch=Path(root) / "scratch")
     sink, exported = StoreSink(store), StoreSink(store)
     with tempfile.TemporaryDirectory(dir=root) as scratch:
         model = store.manifest(Digest(base))
         tokenizer = Path(root).parent / "base"
         calibration = Calibration(Path(texts), digest="", text_column="text", tokenizer=tokenizer)
-        work = WorkPlace(Path(scratch), threads=int(threads), calibration=calibration)
+        needed = calibration if arguments.needs_calibration else None
+        work = WorkPlace(Path(scratch), threads=int(threads), calibration=needed)
         job = StreamJob(base=StoredFolder(model, store), sink=sink, seed=0, work=work)
-        quantize_weights.run(QuantizeWeights.model_validate(json.loads(stage)), job, SilentMonitor())
+        quantize_weights.run(arguments, job, SilentMonitor())
     made = StreamJob(base=StoredFolder(sink.finish(), store), sink=exported, seed=0)
     export_compressed_tensors.run(Export(format="compressed-tensors"), made, SilentMonitor())
     store.fetch_folder(exported.finish(), Path(output))
