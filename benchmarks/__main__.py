@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 
-from benchmarks import demo, fourbit, merge, service
+from benchmarks import demo, fourbit, fourbit_large, merge, service
 
 BENCHMARKS: Mapping[str, Callable[[], None]] = {
     "service": service.run,
     "demo": demo.run,
     "merge": merge.run,
     "fourbit": fourbit.run,
+    "fourbit_large": fourbit_large.run,
 }
 
 
