@@ -30,8 +30,6 @@ class Targets:
     """Linear layers by their full names, in the model's order."""
 
     quantized: tuple[str, ...]
-    kept: tuple[str, ...]
-    """Those of the decoder layers that stay as they are."""
 
 
 def choose_targets(arguments: QuantizeWeights, family: DecoderFamily, *, layers: int) -> Targets:
@@ -39,30 +37,32 @@ def choose_targets(arguments: QuantizeWeights, family: DecoderFamily, *, layers:
 
     `layers` is the number of decoder layers.
     """
-    modules = _Modules(family, layers)
+    modules = _Modules(family, layers, deadline=monotonic() + MATCH_TIMEOUT_S)
     ignored = {name for place, pattern in enumerate(arguments.ignore) for name in modules.ignored(pattern, place)}
-    wanted = {name for place, pattern in enumerate(arguments.targets) for name in modules.targeted(pattern, place)}
-    outside = sorted(wanted - ignored - set(modules.linears))
+    targeted = {name for place, pattern in enumerate(arguments.targets) for name in modules.targeted(pattern, place)}
+    wanted = targeted - ignored
+    outside = sorted(wanted.difference(modules.linears))
     if outside:
         raise InvalidRecipe(
             f"targets: {outside[0]!r} is no linear layer of the decoder layers: head, embeddings and norms stay as "
             "they are; add it to ignore",
             field="targets",
         )
-    quantized = tuple(name for name in modules.linears if name in wanted - ignored)
+    quantized = tuple(name for name in modules.linears if name in wanted)
     if not quantized:
         raise InvalidRecipe("targets: ignore leaves none of them: nothing would be quantized", field="ignore")
-    return Targets(quantized, tuple(name for name in modules.linears if name not in quantized))
+    return Targets(quantized)
 
 
 class _Modules:
-    """The modules of a decoder that have weights."""
+    """The modules of a decoder that have weights. Past `deadline`, of the monotonic clock, no expression is tried."""
 
-    def __init__(self, family: DecoderFamily, layers: int) -> None:
+    def __init__(self, family: DecoderFamily, layers: int, *, deadline: float) -> None:
         inside = [family.layer(number) for number in range(layers)]
         self.linears = tuple(f"{layer}.{linear}" for layer in inside for linear in family.linears)
         norms = (f"{layer}.{norm}" for layer in inside for norm in family.norms)
         self.names = (*self.linears, *norms, family.embeddings, family.norm, family.head)
+        self._deadline = deadline
 
     def targeted(self, pattern: str, place: int) -> Sequence[str]:
         return self.linears if pattern == LINEAR else self._matching(pattern, f"targets[{place}]")
@@ -85,16 +85,20 @@ class _Modules:
 
     def _expressed(self, pattern: str, field: str) -> Sequence[str]:
         """The names that a regular expression matches from their starts."""
-        deadline = monotonic() + MATCH_TIMEOUT_S
         try:
             expression = regex.compile(pattern.removeprefix(REGEX_PREFIX))
-            return [name for name in self.names if expression.match(name, timeout=max(0.0, deadline - monotonic()))]
+            return [name for name in self.names if expression.match(name, timeout=self._seconds_left())]
         except (regex.error, TimeoutError) as fault:
             what = "takes too long" if isinstance(fault, TimeoutError) else f"is no regular expression: {fault}"
             raise InvalidRecipe(
                 f"{field.partition('[')[0]}: {pattern[:80]!r} {what}: write a simpler one, or the modules' names",
                 field=field,
             ) from None
+
+    def _seconds_left(self) -> float:
+        if (seconds := self._deadline - monotonic()) <= 0:
+            raise TimeoutError
+        return seconds
 
     def _nearest(self, name: str) -> Sequence[str]:
         return difflib.get_close_matches(name[:200], self.names, n=3, cutoff=0.0)

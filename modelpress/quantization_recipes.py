@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -22,6 +22,10 @@ from modelpress.merge_recipes import each_once
 
 Algorithm = Literal["rtn", "gptq", "awq", "signround", "qat"]
 Scheme = Literal["w4a16", "w8a16", "w8a8", "nf4", "fp4"]
+
+MAX_PATTERNS = 256
+Pattern = Annotated[str, Field(min_length=1, max_length=256)]
+"""A module's name, or `re:` and a regular expression over names."""
 
 NEEDS_CALIBRATION: tuple[Algorithm, ...] = ("gptq", "awq", "signround", "qat")
 """Algorithms that read the training dataset; so does `smooth_quant`."""
@@ -63,9 +67,9 @@ class QuantizeWeights(Document):
     """Input channels that share a scale; None: one scale per output channel (the default of 8-bit schemes)."""
     scale_dtype: Literal["stored", "float32", "bfloat16", "float16"] = "stored"
     """dtype of the scales; `stored`: that of the weight. `gptq` files hold float16."""
-    targets: tuple[str, ...] = Field(default=("Linear",), min_length=1)
+    targets: tuple[Pattern, ...] = Field(default=("Linear",), min_length=1, max_length=MAX_PATTERNS)
     """`Linear`: every linear layer of the decoder layers; else module names, or `re:` and a regular expression."""
-    ignore: tuple[str, ...] = ("lm_head",)
+    ignore: tuple[Pattern, ...] = Field(default=("lm_head",), max_length=MAX_PATTERNS)
     """Modules that stay as they are, named as in `targets`. One that matches nothing is refused, except `lm_head`."""
     calibration_samples: int = Field(default=64, ge=1, le=100_000)
     """Windows of the training texts that are read."""

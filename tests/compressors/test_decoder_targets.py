@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
+from pydantic import ValidationError
 
 from compressors import decoder_targets
 from compressors.decoder_families import DECODERS
@@ -27,11 +30,11 @@ def choose(**fields: object) -> Targets:
 
 
 def test_every_linear_layer_of_the_decoder_layers_is_the_default():
-    assert choose() == Targets(LINEARS, ())
+    assert choose() == Targets(LINEARS)
 
 
 def test_what_is_not_targeted_stays():
-    assert choose(targets=("re:.*mlp",)) == Targets(MLP, tuple(name for name in LINEARS if name not in MLP))
+    assert choose(targets=("re:.*mlp",)) == Targets(MLP)
 
 
 def test_names_keep_the_models_order_whatever_theirs():
@@ -63,7 +66,7 @@ def test_a_target_outside_the_linear_layers_is_refused(name: str):
 
 def test_an_expression_over_everything_takes_the_linear_layers_where_the_rest_is_ignored():
     ignore = ("lm_head", "re:.*norm", "model.embed_tokens")
-    assert choose(targets=("re:.*",), ignore=ignore) == Targets(LINEARS, ())
+    assert choose(targets=("re:.*",), ignore=ignore) == Targets(LINEARS)
 
 
 def test_nothing_left_is_refused():
@@ -75,3 +78,21 @@ def test_an_expression_that_backtracks_for_years_is_refused(monkeypatch: pytest.
     monkeypatch.setattr(decoder_targets, "MATCH_TIMEOUT_S", 0.05)
     with pytest.raises(InvalidRecipe, match=r"targets: 're:.*' takes too long: write a simpler one"):
         choose(targets=(r"re:(.*)(.*)(.*)(.*)(.*)(.*)(.*)\1\2\3\4\5\6\7[^\w.]",))
+
+
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_all_expressions_together_have_one_limit_of_time(monkeypatch: pytest.MonkeyPatch, count: int):
+    """Each clock reading is a second later: three are there for whatever number of expressions."""
+    seconds = itertools.count()
+    monkeypatch.setattr(decoder_targets, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(decoder_targets, "MATCH_TIMEOUT_S", 3.0)
+    with pytest.raises(InvalidRecipe, match=r"targets: 're:.*' takes too long"):
+        choose(targets=tuple(f"re:model.{'.' * place}" for place in range(count)))
+    assert next(seconds) == 4
+
+
+@pytest.mark.parametrize("field", ["targets", "ignore"])
+@pytest.mark.parametrize("names", [("n" * 257,), tuple(f"n{place}" for place in range(257))], ids=["long", "many"])
+def test_lists_of_names_and_names_are_bounded(field: str, names: tuple[str, ...]):
+    with pytest.raises(ValidationError, match="at most 256"):
+        QuantizeWeights(**{field: names})
