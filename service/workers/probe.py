@@ -104,11 +104,20 @@ def report(connection: Connection, settings: PoolSettings) -> None:
         "cuda_initialised": initialised,
         "device": device,
         "device_name": torch.cuda.get_device_name(0) if device == "cuda" else "cpu",
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu_capability": cpu_capability(
+            torch.backends.cpu.get_cpu_capability(), features=torch.cpu.get_capabilities()
+        ),
         "versions": {"python": platform.python_version(), **_installed()},
         "operations": versions_of(settings.operations()),
     }
     send(connection, "found", found)
+
+
+def cpu_capability(vectors: str, *, features: Mapping[str, Any]) -> str:
+    """E.g. `AVX512 amx_bf16`: the vector instructions that torch uses, and whether training's products are bfloat16 on
+    this CPU (`compressors.compute_types`), which the former do not tell.
+    """
+    return f"{vectors} amx_bf16" if features.get("amx_bf16") else vectors
 
 
 def _why_not(preload: str) -> str:

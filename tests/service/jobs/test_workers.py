@@ -12,12 +12,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
+from compressors.compute_types import fastest_products
 from modelpress.errors import FailedPrecondition, InternalError
 from service.steps import Step
 from service.workers.limits import is_out_of_memory
 from service.workers.pool import Listener, PoolSettings, WorkerDied, WorkerPool
-from service.workers.probe import probe
+from service.workers.probe import cpu_capability, probe
 from service.workers.protocol import receive, send, step_from_json, step_to_json
 from tests.service.jobs.served import ROOT
 from tests.service.jobs.tiny_operations import operations
@@ -61,6 +63,14 @@ def test_every_part_of_the_environment_is_in_the_cache_key(facts):
         facts.key_environment(Step("a", "nothing", {}, {}, 1))
 
 
+def test_cpus_that_train_in_other_types_have_other_cache_keys(facts):
+    """SignRound and quantization-aware training compute bfloat16 products where there are units for them."""
+    assert cpu_capability("AVX512", features={"amx_bf16": True}) == "AVX512 amx_bf16"
+    assert cpu_capability("AVX512", features={"amx_bf16": False}) == cpu_capability("AVX512", features={}) == "AVX512"
+    trains_in_bfloat16 = isinstance(fastest_products(torch.device("cpu")), torch.autocast)
+    assert facts.environment.cpu_capability.endswith("amx_bf16") == trains_in_bfloat16
+
+
 def test_a_device_that_is_not_there_is_refused_at_the_start(pool):
     settings = PoolSettings(pool.settings.store_url, pool.settings.scratch, 1, "cuda", operations)
     with pytest.raises(FailedPrecondition, match=r"workers\.device is 'cuda'"):
@@ -72,7 +82,7 @@ def test_a_misspelt_preload_is_found_at_the_start(tmp_path):
     program = f"""
 from pathlib import Path
 from service.workers.pool import PoolSettings, WorkerPool
-from service.workers.probe import probe
+from service.workers.probe import cpu_capability, probe
 from tests.service.jobs.tiny_operations import operations
 folder = Path({str(tmp_path)!r})
 try:
