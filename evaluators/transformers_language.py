@@ -69,7 +69,7 @@ class TransformersLanguageModel:
         except (RuntimeError, IndexError, TypeError) as error:
             raise InvalidModel(
                 f"the model fails on {' x '.join(map(str, inputs['input_ids'].shape))} tokens: its config.json and its "
-                "weights disagree, or memory is short"
+                "weights disagree"
             ) from error
 
 

@@ -27,7 +27,7 @@ NEXT_ACTION: Mapping[FailureKind, str] = {
     FailureKind.TIMED_OUT_IN_QUEUE: "Create it again with a longer limits.queue_timeout, or when the queue is shorter.",
     FailureKind.TIMED_OUT_RUNNING: "Create it again with a longer limits.run_timeout; finished steps are in the cache.",
     FailureKind.INVALID_INPUT: "Change the input that the message names and create a new conversion.",
-    FailureKind.OUT_OF_MEMORY: "Create it again with a higher limits.memory_limit_bytes, or a smaller batch_size.",
+    FailureKind.OUT_OF_MEMORY: "Create it again with a higher limits.memory_limit_bytes, or a smaller batch or window.",
     FailureKind.INTERNAL: "Retry it: finished steps are kept. Report it where it fails again.",
 }
 
@@ -40,7 +40,7 @@ class OutOfMemory(OverLimit):
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(
             f"it needed more than limits.memory_limit_bytes ({limit_bytes} bytes, the worker's libraries included): "
-            "raise the limit, or lower the batch_size or max_length of a stage that has one",
+            "raise the limit, or lower batch_size, max_length, window or sequence_length of stages and evaluation",
             field="limits.memory_limit_bytes",
         )
 

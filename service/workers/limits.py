@@ -7,6 +7,7 @@ set: CUDA reserves address space far beyond what it uses.
 from __future__ import annotations
 
 import resource
+from collections.abc import Iterator
 
 import psutil
 
@@ -44,9 +45,22 @@ def memory_bytes(pid: int) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for every way in which the libraries of a worker say that an allocation failed."""
+    """True for every way in which the libraries of a worker say that an allocation failed, also where that was taken
+    for another fault and `error` raised because of it: whoever asks a library to run a model cannot tell them apart.
+    """
+    return any(map(_tells_so, _causes(error)))
+
+
+def _tells_so(error: BaseException) -> bool:
     text = f"{type(error).__name__}: {error}"
     return isinstance(error, MemoryError) or any(sentence in text for sentence in _SENTENCES)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and what was being handled when it was raised, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _private_bytes(process: psutil.Process) -> int:

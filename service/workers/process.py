@@ -146,20 +146,20 @@ def _answer(bench: _Bench, body: Mapping[str, Any]) -> None:
     """Run one step; whatever goes wrong in it is an answer, too."""
     try:
         answer = _run(bench, step_from_json(body["step"]), body["checkpoint"])
-    except ModelpressError as error:
-        kind = type(error).__name__
-        send(
-            bench.connection,
-            "failed",
-            {"error": kind, "reason": error.reason, "message": error.message, "field": error.field},
-        )
     except Exception as error:  # noqa: BLE001 - the service decides what becomes of it
-        kind = "OutOfMemory" if is_out_of_memory(error) else ""
-        send(
-            bench.connection, "failed", {"error": kind, "traceback": traceback.format_exc()[-MAX_TRACEBACK_CHARACTERS:]}
-        )
+        send(bench.connection, "failed", _failed(error))
     else:
         send(bench.connection, "done", answer)
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    """An error that was raised on purpose by its parts; of every other one, and of short memory, the traceback."""
+    short = is_out_of_memory(error)
+    if isinstance(error, ModelpressError) and not short:
+        kind = type(error).__name__
+        return {"error": kind, "reason": error.reason, "message": error.message, "field": error.field}
+    told = "".join(traceback.format_exception(error))
+    return {"error": "OutOfMemory" if short else "", "traceback": told[-MAX_TRACEBACK_CHARACTERS:]}
 
 
 def _run(bench: _Bench, step: Step, checkpoint: str | None) -> dict[str, Any]:

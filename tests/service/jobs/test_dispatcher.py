@@ -183,13 +183,15 @@ def test_a_killed_worker_resumes_at_its_last_checkpoint_and_finished_steps_are_k
     assert not (shop.data / "store" / "checkpoints" / done.id).exists()
 
 
-def test_memory_beyond_the_limit_fails_naming_limit_and_cure(workshop, new):
-    shop = workshop(one("allocate", megabytes=3000))
+@pytest.mark.parametrize("operation", ["allocate", "blame"])
+def test_memory_beyond_the_limit_fails_naming_limit_and_cure(workshop, new, operation):
+    shop = workshop(one(operation, megabytes=3000))
     limit = 700 << 20
     failed = shop.wait(shop.conversions.create(new(limits=Limits(memory_limit_bytes=limit))))
     assert (failed.failure["kind"], failed.attempt) == ("OUT_OF_MEMORY", 1)
     assert f"limits.memory_limit_bytes ({limit} bytes" in failed.failure["message"]
     assert "raise the limit" in failed.failure["message"]
+    assert "window" in failed.failure["message"]
 
 
 def test_memory_within_the_limit_is_given(workshop, new):

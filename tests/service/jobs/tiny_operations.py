@@ -107,6 +107,14 @@ def allocate(task: Task) -> TaskResult:
     return TaskResult({"held": len(held)})
 
 
+def blame(task: Task) -> TaskResult:
+    """Hold `megabytes` of memory, and take it for the model's fault where there are not so many."""
+    try:
+        return allocate(task)
+    except MemoryError:
+        raise InvalidModel("the model fails on 4 x 512 tokens: its config.json and its weights disagree") from None
+
+
 def look(task: Task) -> TaskResult:
     """What the process sees of its surroundings."""
     return TaskResult(
@@ -126,7 +134,22 @@ def spawn(task: Task) -> TaskResult:
 
 
 def operations() -> Mapping[str, Operation]:
-    functions = (write, measure, train, stream, litter, wait, crash, leave, refuse, stumble, allocate, look, spawn)
+    functions = (
+        write,
+        measure,
+        train,
+        stream,
+        litter,
+        wait,
+        crash,
+        leave,
+        refuse,
+        stumble,
+        allocate,
+        blame,
+        look,
+        spawn,
+    )
     return {function.__name__: Operation(function, 1) for function in functions}
 
 
