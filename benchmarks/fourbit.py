@@ -12,9 +12,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ ASSETS = ROOT / "build/smollm2"
 PEERS = ROOT / "build/peers"
 THREADS = 1
 AT_ONCE = 2
+PLAIN_BASE, ROTATED_BASE = "SmolLM2-135M", "rotated"
 
 
 @dataclass(frozen=True)
@@ -55,25 +57,25 @@ PLAIN = {"algorithm": "gptq", "clip_search": False, "refine_scales": False}
 CONTESTANTS: Mapping[str, Contestant] = {
     contestant.name: contestant
     for contestant in (
-        ours("rounding g32", algorithm="rtn", clip_search=False, group_size=32),
-        ours("rounding g64", algorithm="rtn", clip_search=False, group_size=64),
-        ours("rounding with clipping g32", algorithm="rtn", group_size=32),
-        peer("bitsandbytes NF4 64", "bitsandbytes"),
-        ours("AWQ g32", algorithm="awq", group_size=32),
-        ours("AWQ g64", algorithm="awq", group_size=64),
         ours("GPTQ plain g32", **PLAIN, group_size=32),
         peer("llmcompressor GPTQ g32", "llmcompressor", algorithm="gptq", group_size=32),
-        ours("GPTQ plain g64", **PLAIN, group_size=64),
-        peer("llmcompressor GPTQ g64", "llmcompressor", algorithm="gptq", group_size=64),
         ours("GPTQ g32", algorithm="gptq", group_size=32),
-        ours("GPTQ g64", algorithm="gptq", group_size=64),
         ours("SignRound g32", algorithm="signround", group_size=32),
         peer("AutoRound g32", "autoround", group_size=32),
+        ours("rounding g32", algorithm="rtn", clip_search=False, group_size=32),
+        ours("rounding g64", algorithm="rtn", clip_search=False, group_size=64),
+        peer("bitsandbytes NF4 64", "bitsandbytes"),
+        ours("rounding with clipping g32", algorithm="rtn", group_size=32),
+        ours("GPTQ g64", algorithm="gptq", group_size=64),
+        ours("GPTQ plain g64", **PLAIN, group_size=64),
+        peer("llmcompressor GPTQ g64", "llmcompressor", algorithm="gptq", group_size=64),
+        ours("AWQ g32", algorithm="awq", group_size=32),
+        ours("AWQ g64", algorithm="awq", group_size=64),
         ours("QAT g64", algorithm="qat", group_size=64, calibration_samples=256, training={"steps": 200}),
     )
 }
 """In the order in which they start: ours beside its peer."""
-ON_ROTATED = ("rounding g32", "bitsandbytes NF4 64", "AWQ g32", "GPTQ g32", "SignRound g32")
+ON_ROTATED = ("rounding g32", "bitsandbytes NF4 64", "GPTQ g32", "SignRound g32", "AWQ g32")
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Base:
 
     @staticmethod
     def make(title: str, model: Path, scratch: Path) -> Base:
+        scratch.mkdir()
         store = ContentStore(str(scratch / "store"), scratch=scratch / "store/scratch")
         digest = str(store.put_folder(model).digest)
         calibration = Calibration(ASSETS / "calibration", digest="", text_column="text", tokenizer=model)
@@ -100,35 +103,40 @@ class Base:
 @dataclass(frozen=True)
 class Result:
     cost: Measured
-    quality: Mapping[str, Any] = field(default_factory=dict)
+    quality: Mapping[str, Any]
 
 
 def run() -> None:
+    """Every contestant on its bases; the results are written anew after each, so that a run may be stopped."""
     os.environ["OMP_NUM_THREADS"] = str(THREADS)
-    chosen = os.environ.get("BENCH_FOURBIT", "")
-    names = [name.strip() for name in chosen.split(",")] if chosen else list(CONTESTANTS)
     scratch = Path(os.environ.get("TMPDIR", ROOT / "build/bench"))
     scratch.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
+    found: dict[str, dict[str, Result]] = {PLAIN_BASE: {}, ROTATED_BASE: {}}
     with tempfile.TemporaryDirectory(dir=scratch, prefix="fourbit-") as temporary:
-        folder = Path(temporary)
-        rotated = write_rotated(ASSETS / "model", folder / "rotated-model", seed=0)
-        for title, model, contestants in (
-            ("SmolLM2-135M", ASSETS / "model", names),
-            ("rotated", rotated, [name for name in names if name in ON_ROTATED]),
-        ):
-            (folder / title).mkdir()
-            base = Base.make(title, model, folder / title)
-            rows += table(title, results(base, [CONTESTANTS[name] for name in contestants]))
-    write("fourbit", rows, threads=THREADS, repeats=1)
+        bases = make_bases(Path(temporary))
+        jobs = [*chosen(PLAIN_BASE, CONTESTANTS), *chosen(ROTATED_BASE, ON_ROTATED)]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for (title, name), result in zip(jobs, pool.map(partial(measure_job, bases), jobs), strict=True):
+                found[title][name] = result
+                rows = [row for each, results in found.items() for row in table(each, results)]
+                write("fourbit", rows, threads=THREADS, repeats=1)
 
 
-def results(base: Base, contestants: Sequence[Contestant]) -> dict[str, Result]:
-    for environment in sorted({contestant.environment for contestant in contestants if contestant.environment}):
-        make_environment(environment)
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = pool.map(lambda contestant: measure_one(base, contestant), contestants)
-        return {contestant.name: result for contestant, result in zip(contestants, found, strict=True)}
+def chosen(title: str, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    wanted = os.environ.get("BENCH_FOURBIT", "")
+    only = [name.strip() for name in wanted.split(",")] if wanted else list(names)
+    yield from ((title, name) for name in names if name in only)
+
+
+def make_bases(folder: Path) -> dict[str, Base]:
+    rotated = write_rotated(ASSETS / "model", folder / "rotated-model", seed=0)
+    models = {PLAIN_BASE: ASSETS / "model", ROTATED_BASE: rotated}
+    return {title: Base.make(title, model, folder / title) for title, model in models.items()}
+
+
+def measure_job(bases: Mapping[str, Base], job: tuple[str, str]) -> Result:
+    title, name = job
+    return measure_one(bases[title], CONTESTANTS[name])
 
 
 def make_environment(name: str) -> Path:
@@ -151,7 +159,7 @@ def measure_one(base: Base, contestant: Contestant) -> Result:
         inputs = (base.store, base.digest, ASSETS / "calibration", output, settings, str(THREADS))
         cost = measure(contestant.program, *inputs)
     judged = measure("benchmarks.fourbit_judge", base.folder, output, ASSETS / "evaluation")
-    print(base.title, contestant.name, round(cost.whole_s), dict(judged.said), flush=True)
+    print(base.title, contestant.name, f"{cost.cpu_s:.0f} s, {cost.peak_mib:.0f} MiB", dict(judged.said), flush=True)
     return Result(cost, judged.said)
 
 
