@@ -5,8 +5,9 @@ model.
 
 The loss is the Kullback-Leibler divergence of the student's next-token distribution from the teacher's, mean over the
 tokens; a step computes its products in the device's fastest type. Trained are the weights and steps of the layers in
-`weights`; the rest stays. Equal inputs, seed and thread
-count give equal bytes, also where a run is killed and goes on from its checkpoint.
+`weights`; the rest stays. Activations are not rounded, also where the scheme rounds them while the model runs (`w8a8`).
+Equal inputs, seed, thread count and type of products give equal bytes, also where a run is killed and goes on from its
+checkpoint; one that was written with another type of products is refused.
 
 Shapes: N windows, B of a step, T tokens, V vocabulary.
 """
@@ -31,7 +32,7 @@ from compressors.checkpoints import (
     trained_state,
     write_checkpoint,
 )
-from compressors.compute_types import fastest_products
+from compressors.compute_types import fastest_products, products_dtype
 from compressors.learned_grid import put_on_grid, rounded_once
 from compressors.optimization import MAX_GRADIENT_NORM, learning_rate
 from compressors.stages import Monitor, Progress
@@ -68,6 +69,7 @@ class QatTask:
             "seed": self.seed,
             "threads": torch.get_num_threads(),
             "device": self.ids_NT.device.type,
+            "products": str(products_dtype(self.ids_NT.device)),
             "data": str(digest_bytes(canonical_json(self.ids_NT.tolist()))),
             "shapes": {name: list(weight.codes_OI.shape) for name, weight in self.weights.items()},
         }
@@ -75,7 +77,9 @@ class QatTask:
 
 @dataclass(frozen=True, eq=False)
 class QatResult:
-    """The divergences on LOOK_WINDOWS windows before and after; `weights` are the start's where that is no worse."""
+    """The divergence on LOOK_WINDOWS windows before, and that of `weights`: where training did not lower it, they are
+    the start's and the two are equal.
+    """
 
     weights: dict[str, AnyWeight]
     before: float
@@ -95,8 +99,9 @@ def train(task: QatTask, monitor: Monitor) -> QatResult:
             monitor.save_checkpoint(trainer.step, lambda folder: write_checkpoint(trainer.checkpoint(), folder))
         monitor.progress(Progress(step=trainer.step, steps=task.training.steps, loss=loss))
     after = trainer.look()
-    weights = dict(task.weights) if before <= after else {n: layer.quantized() for n, layer in trainer.layers.items()}
-    return QatResult(weights, before, after)
+    if not after < before:
+        return QatResult(dict(task.weights), before, before)
+    return QatResult({name: layer.quantized() for name, layer in trainer.layers.items()}, before, after)
 
 
 class _Trainer:

@@ -15,7 +15,7 @@ from compressors.quantization_plan import QuantizationPlan
 from compressors.rtn import chosen_rounding
 from compressors.stages import Monitor, Progress
 from compressors.weight_layouts import AnyWeight
-from modelpress.errors import InvalidRecipe
+from modelpress.errors import InternalError
 from modelpress.quantization_recipes import QuantizeWeights
 
 WHOLE_MODEL = "qat"
@@ -31,21 +31,12 @@ class CodeChoice:
     after: Mapping[str, float] = field(default_factory=dict)
 
 
-def check_algorithm(arguments: QuantizeWeights) -> None:
-    """InvalidRecipe for an algorithm that there is not, or one that cannot be smoothed before."""
-    known = (*LAYER_ALGORITHMS, WHOLE_MODEL)
-    if arguments.algorithm not in known:
-        raise InvalidRecipe(
-            f"algorithm: {arguments.algorithm!r} is unknown; known are {', '.join(known)}", field="algorithm"
-        )
-    if arguments.algorithm == WHOLE_MODEL and arguments.smooth_quant is not None:
-        raise InvalidRecipe("smooth_quant: 'qat' trains the weights as they are: leave it out", field="smooth_quant")
-
-
 def choose_codes(plan: QuantizationPlan, ids_NT: Tensor | None, *, seed: int, monitor: Monitor) -> CodeChoice:
     """Trains where the algorithm is `qat`; `ids_NT` are the calibration windows, which it needs."""
-    if plan.arguments.algorithm != WHOLE_MODEL or ids_NT is None:
+    if plan.arguments.algorithm != WHOLE_MODEL:
         return CodeChoice(LAYER_ALGORITHMS[plan.arguments.algorithm], monitor)
+    if ids_NT is None:
+        raise InternalError("qat was given no calibration windows")
     task = QatTask(
         teacher=plan.decoder.whole(),
         weights=_rounded(plan),

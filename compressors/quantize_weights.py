@@ -23,7 +23,7 @@ from compressors.folders import CONFIG
 from compressors.layer_files import LayerFiles, Written
 from compressors.layer_quantization import error_windows, quantize_layer
 from compressors.layer_streams import LayerStream, layer_stream
-from compressors.qat_stage import CodeChoice, check_algorithm, choose_codes
+from compressors.qat_stage import CodeChoice, choose_codes
 from compressors.quantization_plan import QuantizationPlan
 from compressors.quantization_progress import FinishedLayer, QuantizationProgress
 from compressors.stages import Monitor, Progress, StreamJob, WorkPlace
@@ -61,7 +61,6 @@ def run(arguments: QuantizeWeights, job: StreamJob, monitor: Monitor) -> StageRe
 def _work_place(arguments: QuantizeWeights, job: StreamJob) -> WorkPlace:
     if job.work is None:
         raise InternalError("quantize_weights was given no place to work")
-    check_algorithm(arguments)
     if arguments.needs_calibration and job.work.calibration is None:
         name = arguments.algorithm if arguments.smooth_quant is None else "smooth_quant"
         raise InvalidRecipe(f"{name} needs calibration texts: add a training dataset to the request", field="algorithm")

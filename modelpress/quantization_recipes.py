@@ -54,9 +54,10 @@ class QuantizeWeights(Document):
     gptq       Frantar et al. 2022, "GPTQ"
     awq        Lin et al. 2023, "AWQ": channels that matter are scaled up first
     signround  Cheng et al. 2023: roundings and ranges learned by signed gradients, layer by layer
-    qat        the whole model trained on the grid, distilled from the unquantized one
+    qat        the whole model trained on the grid, distilled from the unquantized one; activations are not rounded
+               while it is trained, also with `w8a8`
 
-    Head, embeddings, norms and routers stay as they are.
+    Head, embeddings and norms stay as they are.
     """
 
     method: Literal["quantize_weights"] = "quantize_weights"
@@ -115,6 +116,8 @@ class QuantizeWeights(Document):
             raise ValueError("'w8a8' has one symmetric scale per output channel: leave out group_size and symmetric")
         if self.smooth_quant is not None and self.scheme != "w8a8":
             raise ValueError("smooth_quant moves outliers out of 8-bit activations: leave it out without 'w8a8'")
+        if self.smooth_quant is not None and self.algorithm == "qat":
+            raise ValueError("smooth_quant: 'qat' trains the weights as they are: leave it out, or take 'gptq'")
         return self
 
     def _check_codebook(self) -> None:

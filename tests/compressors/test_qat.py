@@ -14,13 +14,13 @@ from compressors.codebook_grid import CodebookGrid, round_to_codebook
 from compressors.integer_grid import IntegerGrid, QuantizedWeight, nearest_codes, round_to_nearest
 from compressors.learned_grid import GridLinear, put_on_grid, rounded_once
 from compressors.qat import QatTask, mean_divergence, step_windows, train
-from compressors.qat_stage import check_algorithm
 from compressors.stages import SilentMonitor
-from modelpress.errors import InvalidRecipe
-from modelpress.quantization_recipes import QuantizeWeights, WeightTraining
+from modelpress.errors import FailedPrecondition
+from modelpress.quantization_recipes import WeightTraining
 from tests.compressors.decoders import VOCABULARY, trained_decoder
 from tests.compressors.quantizing import Killed, KillingMonitor
 
+HAS_AMX = torch.cpu.get_capabilities().get("amx_bf16", False)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -89,12 +89,6 @@ def test_a_weight_rounded_once_for_several_passes_gets_the_gradients_of_all(symm
             assert torch.allclose(parameter.grad, once.get_parameter(name).grad, rtol=1e-4, atol=1e-5)
 
 
-def test_smoothing_is_refused_where_the_whole_model_is_trained() -> None:
-    arguments = QuantizeWeights(algorithm="qat", scheme="w8a8", group_size=None, smooth_quant=0.5)
-    with pytest.raises(InvalidRecipe, match="smooth_quant"):
-        check_algorithm(arguments)
-
-
 def test_the_divergence_is_that_of_the_definition() -> None:
     wanted = torch.tensor([[[0.0, 0.0], [1.0, -1.0]]])
     found = torch.tensor([[[1.0, 0.0], [1.0, -1.0]]])
@@ -119,6 +113,18 @@ def test_the_start_is_kept_where_training_is_no_better() -> None:
     given = task(steps=2, learning_rate=1.0)
     result = train(given, SilentMonitor())
     assert all(torch.equal(w.codes_OI, given.weights[name].codes_OI) for name, w in result.weights.items())
+    assert result.after == result.before
+
+
+def test_a_checkpoint_of_a_machine_that_computes_in_another_type_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monitor = KillingMonitor(tmp_path / "checkpoint")
+    with pytest.raises(Killed):
+        train(task(), monitor)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": not HAS_AMX})
+    with pytest.raises(FailedPrecondition, match=r"written with products 'torch\.\w+', this training has 'torch\.\w+'"):
+        train(task(), monitor)
 
 
 def test_a_run_that_is_killed_at_each_checkpoint_ends_with_the_same_bytes(tmp_path: Path) -> None:
