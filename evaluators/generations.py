@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def generate(
             new.append(model.greedy(prompt.ids, max_new_tokens=evaluation.max_new_tokens, stop=stop))
             progress(len(both) * len(prompts) + len(new), 2 * len(prompts))
         both.append(new)
+        del model  # before the next one is opened
     return tuple(_compared(prompt, new, tokenizer) for prompt, *new in zip(prompts, *both, strict=True))
 
 
@@ -63,12 +65,13 @@ def encode_prompts(rows: LanguageRows, tokenizer: Any, *, count: int) -> list[En
             EncodedPrompt(row.place, row.prompt, tokenizer(row.prompt, verbose=False)["input_ids"])
             for row in rows.prompts[:count]
         ]
-    begun: list[EncodedPrompt] = []
+    return list(islice(_beginnings(rows, tokenizer), count))
+
+
+def _beginnings(rows: LanguageRows, tokenizer: Any) -> Iterator[EncodedPrompt]:
     for row in rows.texts:
-        ids = tokenizer(row.text, verbose=False)["input_ids"][:PROMPT_TOKENS]
-        if len(begun) < count and ids:
-            begun.append(EncodedPrompt(row.place, tokenizer.decode(ids, skip_special_tokens=True), ids))
-    return begun
+        if ids := tokenizer(row.text, verbose=False)["input_ids"][:PROMPT_TOKENS]:
+            yield EncodedPrompt(row.place, tokenizer.decode(ids, skip_special_tokens=True), ids)
 
 
 def stop_tokens(model: Path) -> frozenset[int]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import weakref
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from evaluators.generations import stop_tokens
+from evaluators import generations
+from evaluators.generations import encode_prompts, stop_tokens
 from evaluators.language import ComparedModels, generate
+from evaluators.language_models import open_language_model
 from evaluators.runtimes import Resources
 from modelpress.errors import InvalidDataset, InvalidModel
 from modelpress.evaluations import LanguageEvaluation
+from modelpress.language_rows import LanguageRows, Place, Text
 from tests.compressors.decoders import make_decoder
 from tests.evaluators.quantized_decoders import quantize
 
@@ -64,6 +68,32 @@ def test_prompts_come_before_texts_and_no_more_are_taken_than_asked_for(run):
     rows = ({"text": LONG}, {"prompt": "w1"}, {"prompt": "w2"}, {"prompt": "w3"})
     assert [one.index for one in run(*rows, generations=2)] == [1, 2]
     assert run(*rows, generations=0) == ()
+
+
+def test_texts_beyond_those_that_are_continued_are_not_tokenized(compared):
+    def tokenizer(text, verbose):
+        assert text != "never read"
+        return {"input_ids": tokens(text)["input_ids"]}
+
+    tokens = AutoTokenizer.from_pretrained(compared.baseline)
+    tokenizer.decode = tokens.decode
+    texts = tuple(Text(Place(i, f"line {i}"), text) for i, text in enumerate(("w1", "w2", "never read")))
+    begun = encode_prompts(LanguageRows(texts, (), ()), tokenizer, count=2)
+    assert [prompt.text for prompt in begun] == ["w1", "w2"]
+
+
+def test_one_model_is_open_at_a_time(compared, run, monkeypatch):
+    opened: list[weakref.ref] = []
+
+    def opening(folder, resources):
+        assert all(reference() is None for reference in opened)
+        model = open_language_model(folder, resources)
+        opened.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(generations, "open_language_model", opening)
+    run({"text": "w0"}, {"prompt": "w5"})
+    assert len(opened) == 2
 
 
 def test_without_prompts_the_first_32_tokens_of_the_first_texts_are_continued(run):
