@@ -80,7 +80,10 @@ class TokenFacts:
 
 
 TENSORS = tuple(field.name for field in fields(TokenFigures) if field.name != "facts")
-PER_TOKEN = TENSORS[:-1]
+PER_TOKEN = tuple(name for name in TENSORS if name != "window_tokens")
+
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, SafetensorError)
+"""What reading a damaged file raises."""
 
 
 def load_token_figures(folder: Path) -> TokenFigures:
@@ -90,5 +93,5 @@ def load_token_figures(folder: Path) -> TokenFigures:
         facts["answers"] = {int(token): text for token, text in facts["answers"].items()}
         tensors = load_file(folder / TENSORS_FILE)
         return TokenFigures(**{name: tensors[name] for name in TENSORS}, facts=TokenFacts(**facts))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+    except (*UNREADABLE, InvalidRequest, InvalidModel) as error:
         raise DataLoss("stored token figures cannot be read: measure them again") from error

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from evaluators.language import measure_language, measure_token_drift, token_windows
-from evaluators.token_figures import TokenFacts, TokenFigures, load_token_figures
+from evaluators.token_figures import PER_TOKEN, TokenFacts, TokenFigures, load_token_figures
 from modelpress.errors import DataLoss, InvalidModel, InvalidRequest
 from modelpress.language_intervals import paired_ratio_interval
 from modelpress.language_reports import TokenWindow
@@ -52,6 +53,30 @@ def test_a_stored_file_that_is_cut_short_is_data_loss(tmp_path, name):
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-2])
     with pytest.raises(DataLoss, match="measure them again"):
         load_token_figures(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"kl": np.array([0.1, np.nan, 0, 0, 0])},
+        {"kl": np.zeros(4)},
+        {"window_tokens": np.array([3, 3])},
+        {"window_tokens": np.array([], dtype=np.int64)},
+        {"kl": np.array(0.1)},
+        {"kl": None},
+    ],
+)
+def test_stored_figures_that_cannot_have_been_saved_are_data_loss(tmp_path, damage):
+    figures().save(tmp_path)
+    file = tmp_path / "token_figures.safetensors"
+    tensors = {name: tensor for name, tensor in {**load_file(file), **damage}.items() if tensor is not None}
+    save_file(tensors, file)
+    with pytest.raises(DataLoss, match="measure them again"):
+        load_token_figures(tmp_path)
+
+
+def test_the_figures_of_each_token_are_all_but_the_windows_lengths():
+    assert PER_TOKEN == ("baseline_nats", "candidate_nats", "kl", "baseline_top", "candidate_top")
 
 
 @pytest.mark.parametrize(
