@@ -26,7 +26,6 @@ from evaluators.runtimes import RUNTIME_ERRORS, Resources, open_session
 from modelpress.errors import InvalidModel
 from modelpress.metrics import ParityReport
 
-VERSION = 1
 PAST, PRESENT = "past_key_values.", "present."
 INPUTS = ("input_ids", "attention_mask", "position_ids")
 
