@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from modelpress.clustered_intervals import clustered_share
 from modelpress.contradictions import require, require_value
-from modelpress.language_intervals import paired_ratio_interval, safe_exp
+from modelpress.language_intervals import exponential, mean_per_token_interval, paired_ratio_interval, safe_exp
 from modelpress.language_reports import ChoiceReport, Generation, LanguageReport, TokenWindow
-from modelpress.metrics import PairedCounts
+from modelpress.metrics import Interval, PairedCounts
 from modelpress.reports import DriftReport
 
 TOLERANCE = 1e-9
@@ -49,7 +50,9 @@ def _check_figures(language: LanguageReport) -> None:
         metric = getattr(language, name)
         require(metric.n == tokens, f"language.{name} comes from {metric.n} tokens, its windows have {tokens}")
         require_value(f"language.{name}", metric, value, tolerance=TOLERANCE)
-    _check_ratio_interval(language)
+        if metric.interval is not None:
+            computed = _interval(name, language.windows, metric.interval.confidence)
+            _check_interval(f"language.{name}", metric.interval, computed)
 
 
 def _figures(windows: tuple[TokenWindow, ...], tokens: int) -> Mapping[str, float | None]:
@@ -66,22 +69,31 @@ def _figures(windows: tuple[TokenWindow, ...], tokens: int) -> Mapping[str, floa
     return {name: value if value < math.inf else None for name, value in zip(names, values, strict=True)}
 
 
-def _check_ratio_interval(language: LanguageReport) -> None:
-    given = language.perplexity_ratio.interval
-    if given is None:
-        return
-    computed = paired_ratio_interval(language.windows, confidence=given.confidence)
-    require(computed is not None, "language.perplexity_ratio has an interval that comes from fewer than 2 windows")
+def _interval(name: str, windows: Sequence[TokenWindow], confidence: float) -> Interval | None:
+    """That of a figure of the report, from its windows."""
+    if name == "perplexity_ratio":
+        return paired_ratio_interval(windows, confidence=confidence)
+    if name == "top1_agreement":
+        agreements = [(window.tokens, window.agreements) for window in windows]
+        share = clustered_share(agreements, confidence=confidence)
+        return None if share is None else share.interval
+    field = "kl_nats" if name == "token_kl" else f"{name.removesuffix('_perplexity')}_nats"
+    sums = [getattr(window, field) for window in windows]
+    interval = mean_per_token_interval(sums, [window.tokens for window in windows], confidence=confidence)
+    if interval is None or name != "token_kl":
+        return interval and exponential(interval)
+    return interval.model_copy(update={"low": max(0.0, interval.low)})
+
+
+def _check_interval(name: str, given: Interval, computed: Interval | None) -> None:
+    require(computed is not None, f"{name} has an interval that comes from fewer than 2 windows")
     if computed is not None:
         same = all(
-            math.isclose(one, other, rel_tol=1e-6)
+            math.isclose(one, other, rel_tol=1e-6, abs_tol=TOLERANCE)
             for one, other in ((given.low, computed.low), (given.high, computed.high))
         )
         ends = f"{given.low} to {given.high}"
-        require(
-            same,
-            f"language.perplexity_ratio has the interval {ends}, its windows give {computed.low} to {computed.high}",
-        )
+        require(same, f"{name} has the interval {ends}, its windows give {computed.low} to {computed.high}")
 
 
 def _check_choices(choices: ChoiceReport) -> None:

@@ -27,6 +27,8 @@ def judge_perplexity(question: Question, gate: Perplexity, language: LanguageRep
         return no_figure(question)
     if interval is None:
         return unjudged(question, ratio, _too_few(len(windows)))
+    if interval.high == math.inf:
+        return unjudged(question, ratio, "its interval is too wide for a number: more windows of tokens may narrow it")
     tokens = sum(window.tokens for window in windows)
     interval_at = _narrowing(ratio, interval, tokens)
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from modelpress.clustered_intervals import clustered_share
 from modelpress.errors import VerificationFailed
 from modelpress.gates import decide
-from modelpress.metrics import PairedCounts
+from modelpress.language_intervals import exponential, mean_per_token_interval
+from modelpress.metrics import Interval, PairedCounts
 from modelpress.policies import Gates, Policy
 from modelpress.quantized_layers import check_layers
 from modelpress.reports import Measured, Report
@@ -114,6 +116,35 @@ def test_language_and_drift_are_measured_together_and_no_model_is_of_both_kinds(
 
 def test_a_merge_may_stand_beside_a_language_report():
     decide(POLICY, Measured(merge_samples.MERGED.merge, None, MEASURED.drift, MEASURED.language))
+
+
+def with_intervals(confidence: float) -> dict[str, Any]:
+    """Every interval of a report as the evaluator computes them."""
+    windows = MEASURED.language.windows
+    tokens = [window.tokens for window in windows]
+
+    def mean(field: str) -> Interval:
+        return mean_per_token_interval([getattr(w, field) for w in windows], tokens, confidence=confidence)
+
+    agreed = clustered_share([(w.tokens, w.agreements) for w in windows], confidence=confidence)
+    intervals = {
+        "baseline_perplexity": exponential(mean("baseline_nats")),
+        "candidate_perplexity": exponential(mean("candidate_nats")),
+        "token_kl": mean("kl_nats"),
+        "top1_agreement": agreed.interval,
+    }
+    return {f"{name}.interval": interval.model_dump(mode="json") for name, interval in intervals.items()}
+
+
+@pytest.mark.parametrize("name", ["baseline_perplexity", "candidate_perplexity", "token_kl", "top1_agreement"])
+def test_every_interval_is_that_of_the_windows(name):
+    stated = with_intervals(0.9)
+    decide(POLICY, changed("language", stated))
+    path = f"{name}.interval"
+    for end in ("low", "high"):
+        forged = {**stated, path: {**stated[path], end: stated[path][end] * 1.001}}
+        with pytest.raises(VerificationFailed, match=f"language.{name} has the interval"):
+            decide(POLICY, changed("language", forged))
 
 
 def test_one_window_has_figures_and_no_interval():

@@ -7,11 +7,13 @@ import pytest
 from modelpress.errors import InvalidPolicy
 from modelpress.evaluations import Evaluation, LanguageEvaluation
 from modelpress.gate_judges import JUDGES
+from modelpress.gate_results import Question
 from modelpress.gates import check_measurable, decide
 from modelpress.intervals import share_interval
 from modelpress.language_intervals import paired_ratio_interval
+from modelpress.language_judges import judge_perplexity
 from modelpress.metrics import Metric, ParityReport
-from modelpress.policies import Gates, Policy
+from modelpress.policies import Gates, Perplexity, Policy
 from modelpress.recipes import Recipe, read_recipe
 from modelpress.reports import GateResult, Measured, Outcome
 from tests.evidence.language_samples import APPROVED, FEW_WINDOWS, WITHOUT_QUESTIONS, LanguageCase
@@ -95,6 +97,17 @@ def test_a_perplexity_that_no_float_holds_never_passes():
     result = _judged(Measured(language=language, drift=measured.drift), "perplexity", max_ratio=1e9)
     assert (result.outcome, result.figure) == (Outcome.INCONCLUSIVE, None)
     assert "nothing that it could be computed from" in result.sentence
+
+
+def test_an_interval_that_no_float_holds_is_inconclusive_and_its_figure_is_told():
+    first, second, *_ = APPROVED.measured.language.windows
+    apart = [window.model_copy(update={"candidate_nats": x * 511}) for window, x in ((first, 1.0), (second, 900.0))]
+    ratio = Metric(name="perplexity_ratio", value=1e190, unit="ratio", n=1022)
+    language = APPROVED.measured.language.model_copy(update={"windows": tuple(apart), "perplexity_ratio": ratio})
+    question = Question("perplexity", 1.2, "ratio")
+    result = judge_perplexity(question, Perplexity(max_ratio=1.2), language)
+    assert (result.outcome, result.figure) == (Outcome.INCONCLUSIVE, 1e190)
+    assert "its interval is too wide for a number" in result.sentence
 
 
 def test_accuracy_and_size_are_judged_as_those_of_classifiers_are():
