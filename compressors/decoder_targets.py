@@ -7,7 +7,7 @@ compressed-tensors, or, among `targets`, `Linear`: every linear layer of the dec
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
@@ -52,6 +52,46 @@ def choose_targets(arguments: QuantizeWeights, family: DecoderFamily, *, layers:
     if not quantized:
         raise InvalidRecipe("targets: ignore leaves none of them: nothing would be quantized", field="ignore")
     return Targets(quantized)
+
+
+def fits(shape: Sequence[int], arguments: QuantizeWeights) -> bool:
+    """Whether the groups divide the inputs of a weight [O, I]."""
+    return shape[1] % (arguments.group_size or shape[1]) == 0
+
+
+def misfits(arguments: QuantizeWeights, targets: Targets, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """The targets whose inputs no group divides, each with why it stays float; `shapes` [O, I] are by tensor.
+
+    InvalidRecipe where they are more than the recipe allows, or all.
+    """
+    inputs = {
+        name: shapes[f"{name}.weight"][1] for name in targets.quantized if not fits(shapes[f"{name}.weight"], arguments)
+    }
+    size = arguments.group_size
+    reasons = {
+        name: f"its {count} inputs are not divided by group_size {size}, so it stays float"
+        for name, count in inputs.items()
+    }
+    check_fallbacks(arguments, targets, reasons)
+    if len(reasons) == len(targets.quantized):
+        raise InvalidRecipe(
+            f"group_size: {size} divides the inputs of no target, e.g. the {inputs[targets.quantized[0]]} of "
+            f"{targets.quantized[0]}: choose another group_size",
+            field="group_size",
+        )
+    return reasons
+
+
+def check_fallbacks(arguments: QuantizeWeights, targets: Targets, reasons: Mapping[str, str]) -> None:
+    """InvalidRecipe where more targets than the recipe allows are not quantized as it says; `reasons` by target."""
+    total, limit = len(targets.quantized), arguments.max_fallback_share
+    if len(reasons) > limit * total:
+        name, reason = next(iter(reasons.items()))
+        raise InvalidRecipe(
+            f"max_fallback_share: {len(reasons)} of {total} targets cannot be quantized as the recipe says, where a "
+            f"share of {limit:g} may, e.g. {name}: {reason}; ignore them, or raise max_fallback_share",
+            field="max_fallback_share",
+        )
 
 
 class _Modules:

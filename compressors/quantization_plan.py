@@ -10,12 +10,12 @@ import torch
 
 from compressors.decoder_families import LinearGroup
 from compressors.decoder_layers import DecoderLayers
-from compressors.decoder_targets import Targets, choose_targets
+from compressors.decoder_targets import Targets, check_fallbacks, choose_targets, misfits
 from compressors.integer_grid import IntegerGrid
 from compressors.quantized_sizes import predicted_weight_bytes, quantized_tensors, stored_bytes
 from compressors.weight_files import DTYPE_NAMES
 from compressors.weight_layouts import WeightLayout, weight_layout
-from modelpress.errors import InvalidRecipe
+from modelpress.errors import InvalidModel
 from modelpress.quantization_recipes import QuantizeWeights
 from modelpress.quantization_reports import QuantizedLayer
 
@@ -38,21 +38,18 @@ class QuantizationPlan:
 
     @staticmethod
     def of(arguments: QuantizeWeights, decoder: DecoderLayers) -> QuantizationPlan:
-        """InvalidRecipe for targets that cannot be, or more misfits than the recipe allows."""
+        """InvalidRecipe for targets that cannot be, or more misfits than the recipe allows; InvalidModel where the
+        scales are to have the weights' dtype and the weights have several.
+        """
         targets = choose_targets(arguments, decoder.family, layers=len(decoder))
-        plan = QuantizationPlan(arguments, decoder, targets, _misfits(arguments, decoder, targets))
-        plan.check_fallbacks(plan.misfits)
-        if len(plan.misfits) == len(targets.quantized):
-            raise InvalidRecipe(
-                f"group_size: {arguments.group_size} divides the inputs of no target, e.g. {targets.quantized[0]}: "
-                "choose another group_size",
-                field="group_size",
-            )
+        shapes = {name: tensor.shape for name, tensor in decoder.files.tensors.items()}
+        plan = QuantizationPlan(arguments, decoder, targets, misfits(arguments, targets, shapes))
+        plan._check_dtypes()
         return plan
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """Of the first quantized weight; the others' are alike in every model that transformers saves."""
+        """Of the first quantized weight; where the scales have the weight's dtype, of all."""
         first = next(name for name in self.targets.quantized if name not in self.misfits)
         return self.decoder.files.tensors[f"{first}.weight"].dtype
 
@@ -73,6 +70,19 @@ class QuantizationPlan:
         shapes = {name: tensor.shape for name, tensor in stored.items()}
         dtypes = {name: DTYPE_NAMES[tensor.dtype] for name, tensor in stored.items()}
         return predicted_weight_bytes(shapes, dtypes, stage=self.arguments, family=self.decoder.family)
+
+    def _check_dtypes(self) -> None:
+        stored = self.decoder.files.tensors
+        names = [name for name in self.targets.quantized if name not in self.misfits]
+        other = next((name for name in names if stored[f"{name}.weight"].dtype != self.dtype), None)
+        if self.arguments.scale_dtype == "stored" and other is not None:
+            found = str(stored[f"{other}.weight"].dtype).removeprefix("torch.")
+            raise InvalidModel(
+                f"tensor '{other}.weight' has dtype {found}, and {names[0]!r} has "
+                f"{str(self.dtype).removeprefix('torch.')}: save the model in one dtype, or, with an integer scheme, "
+                "set scale_dtype",
+                field=f"{other}.weight",
+            )
 
     def bits_per_weight(self, modules: Sequence[str]) -> float:
         """Stored bits of these quantized linear layers, scales included, for each of their weights."""
@@ -103,22 +113,5 @@ class QuantizationPlan:
         return (*(record.name for record in records if record.algorithm == "none"), self.decoder.family.head)
 
     def check_fallbacks(self, reasons: Mapping[str, str]) -> None:
-        """InvalidRecipe where more targets than the recipe allows are not quantized as it says, and why."""
-        total, limit = len(self.targets.quantized), self.arguments.max_fallback_share
-        if len(reasons) > limit * total:
-            name, reason = next(iter(reasons.items()))
-            raise InvalidRecipe(
-                f"max_fallback_share: {len(reasons)} of {total} targets cannot be quantized as the recipe says, where "
-                f"{limit:g} of them may, e.g. {name}: {reason}; ignore them, or raise max_fallback_share",
-                field="max_fallback_share",
-            )
-
-
-def _misfits(arguments: QuantizeWeights, decoder: DecoderLayers, targets: Targets) -> dict[str, str]:
-    inputs = {name: decoder.files.tensors[f"{name}.weight"].shape[1] for name in targets.quantized}
-    size = arguments.group_size
-    return {
-        name: f"its {count} inputs are not divided by group_size {size}, so it stays float"
-        for name, count in inputs.items()
-        if size and count % size
-    }
+        """InvalidRecipe where, beside `misfits`, more targets than the recipe allows are not quantized as it says."""
+        check_fallbacks(self.arguments, self.targets, {**self.misfits, **reasons})

@@ -2,8 +2,8 @@
 
 The calibration windows are embedded, and then, for each decoder layer in turn: the layer is loaded in float32, the
 algorithm chooses its codes, the layer is stored, and its outputs with the stored weights become the next layer's
-inputs, on disk. In memory are one decoder layer and one batch of windows, whatever the model and the calibration; `qat`
-alone trains the whole model first.
+inputs, on disk. In memory are the embedding table while the windows are embedded, then one decoder layer and one batch
+of windows, however many layers and windows there are; with `qat` the whole model, which is trained first.
 
 After each layer a checkpoint. A stage that is run again after a kill keeps the stored layers and runs them over the
 calibration windows again, so that it goes on with the same inputs, to the same bytes.
@@ -92,7 +92,7 @@ def _quantize_layers(
         if finished is None or not job.sink.keep(finished.entry):
             quantized = quantize_layer(plan, number, stream.given(number), algorithm=choice.algorithm, seed=job.seed)
             fallbacks = {record.name: record.fallback for record in quantized.records if record.fallback}
-            plan.check_fallbacks({**plan.misfits, **progress.fallbacks, **fallbacks})
+            plan.check_fallbacks({**progress.fallbacks, **fallbacks})
             output.write_layer(number, quantized.tensors, sink=job.sink)
             finished = FinishedLayer.of(job.sink.entries[path], quantized.records, quantized.details)
             progress.layers[number] = finished

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from compressors.decoder_families import DecoderFamily
-from compressors.decoder_targets import choose_targets
+from compressors.decoder_targets import choose_targets, fits
 from modelpress.quantization_recipes import CODEBOOKS, QuantizeWeights
 from modelpress.safetensors_header import DTYPE_BITS
 
@@ -70,11 +70,6 @@ def quantized_tensors(module: str, shape: Sequence[int], *, dtype: str, stage: Q
 def stored_bytes(tensors: Mapping[str, Stored]) -> int:
     """Without a header."""
     return sum(math.prod(shape) * DTYPE_BITS[dtype] // 8 for dtype, shape in tensors.values())
-
-
-def fits(shape: Sequence[int], stage: QuantizeWeights) -> bool:
-    """Whether the groups divide the inputs of a weight [O, I]."""
-    return shape[1] % (stage.group_size or shape[1]) == 0
 
 
 def layer_count(names: Mapping[str, object], family: DecoderFamily) -> int:

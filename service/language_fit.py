@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from compressors.decoder_families import DECODERS
-from compressors.decoder_targets import choose_targets
-from compressors.quantized_sizes import fits
+from compressors.decoder_targets import choose_targets, misfits
 from modelpress.errors import InvalidDataset, InvalidRecipe, InvalidRequest
 from modelpress.evaluations import AnyEvaluation, LanguageEvaluation
 from modelpress.quantization_recipes import QuantizeWeights
@@ -48,19 +47,10 @@ def check_targets(recipe: Recipe, base: Facts) -> None:
     """Every name of `targets` and `ignore` matches, and the groups divide as many targets as the recipe asks for."""
     for field, stage in _quantizers(recipe):
         try:
-            targets = choose_targets(stage, DECODERS[base["model_type"]], layers=base["layers"]).quantized
+            misfits(stage, choose_targets(stage, DECODERS[base["model_type"]], layers=base["layers"]), base["tensors"])
         except InvalidRecipe as fault:
             sentence = f"{field}.{fault.message}"
             raise InvalidRecipe(sentence, reason=fault.reason, field=f"{field}.{fault.field}") from None
-        odd = [name for name in targets if not fits(base["tensors"][f"{name}.weight"], stage)]
-        if len(odd) > stage.max_fallback_share * len(targets):
-            inputs = base["tensors"][f"{odd[0]}.weight"][1]
-            raise InvalidRecipe(
-                f"{field}.group_size is {stage.group_size}, which does not divide the {inputs} inputs of {odd[0]!r} "
-                f"({len(odd)} of {len(targets)} targets): use a size that does, ignore them, or raise "
-                "max_fallback_share",
-                field=f"{field}.group_size",
-            )
 
 
 def language_warnings(recipe: Recipe, evaluation: LanguageEvaluation, datasets: Mapping[str, Facts]) -> Iterator[str]:

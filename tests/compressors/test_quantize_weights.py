@@ -189,6 +189,23 @@ def test_more_fallbacks_than_the_recipe_allows_are_refused_before_anything_is_wr
     assert bench.blobs() == before
 
 
+def test_scales_have_the_weights_dtype_only_where_the_weights_have_one(tmp_path: Path):
+    model = make_decoder(tmp_path / "model")
+    tensors = load_file(model / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj.weight"
+    tensors[name] = tensors[name].bfloat16()
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    bench = Bench(tmp_path, model)
+    with pytest.raises(
+        InvalidModel, match=f"'{name}' has dtype bfloat16, .* has float32: save the model in one"
+    ) as caught:
+        bench.run()
+    assert caught.value.field == name
+    _, manifest = bench.run(scale_dtype="float32")
+    stored = weights_of(bench.folder(manifest))
+    assert {tensor.dtype for name, tensor in stored.items() if name.endswith("_scale")} == {torch.float32}
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("fields", [{}, {"scheme": "w8a16", "group_size": None}])
 def test_a_weight_that_is_not_finite_is_named_before_anything_is_written(

@@ -98,9 +98,18 @@ def test_targets_and_ignore_match_something(facts: Facts, stage: str, field: str
 
 def test_groups_divide_the_inputs_of_as_many_targets_as_the_recipe_asks_for(inspect: Inspect, facts: Facts) -> None:
     facts[BASE] = inspect(ArtifactKind.MODEL, decoder_files(config(hidden_size=32, intermediate_size=48)))
-    with pytest.raises(InvalidRecipe, match=r"does not divide the 48 inputs of 'model\.layers\.0\.mlp\.down_proj'"):
+    reason = r"2 of 14 targets .* model\.layers\.0\.mlp\.down_proj: its 48 inputs are not divided by group_size 32"
+    with pytest.raises(InvalidRecipe, match=reason) as caught:
         preflight(request(), facts, Server())
+    assert caught.value.field == "recipe.stages[0].max_fallback_share"
     assert preflight(request(stage="max_fallback_share: 0.2"), facts, Server()).steps
+
+
+def test_some_target_must_be_divided_whatever_share_may_fall_back(inspect: Inspect, facts: Facts) -> None:
+    facts[BASE] = inspect(ArtifactKind.MODEL, decoder_files(config(hidden_size=48, intermediate_size=48)))
+    with pytest.raises(InvalidRecipe, match=r"32 divides the inputs of no target, e\.g\. the 48 of") as caught:
+        preflight(request(stage="max_fallback_share: 1"), facts, Server())
+    assert caught.value.field == "recipe.stages[0].group_size"
 
 
 def test_the_evaluations_task_is_the_bases(inspect: Inspect, facts: Facts, base_files: Files) -> None:
