@@ -30,14 +30,14 @@ EXPORTS: Mapping[str, str] = {
 UNREAD: Mapping[str, set[str]] = {
     "compare_tokens": {"generations", "max_new_tokens", "confidence"},
     "choices": {"generations", "max_new_tokens", "stride"},
-    "generate": {"stride", "confidence"},
-    "language": {"generations", "max_new_tokens", "batch_size"},
+    "generate": {"window", "stride", "batch_size", "confidence"},
+    "language": {"window", "stride", "batch_size", "generations", "max_new_tokens"},
 }
 """Operation -> fields of the evaluation that cannot change its result, and so are not part of its cache key."""
 
 
 @dataclass(frozen=True)
-class Exported:
+class ComparedFolders:
     """Both models as they are measured."""
 
     baseline: Digest
@@ -49,7 +49,7 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class Compared:
+class FigureFolders:
     """Figures of both models on every token of the evaluation texts and of the probes: the same without probes."""
 
     evaluation: Digest
@@ -83,7 +83,7 @@ def quantize(plan: Plan, merged: Compressed, runner: Runner) -> Compressed:
     return Compressed(merged.baseline, model, tuple(results))
 
 
-def export(plan: Plan, quantized: Compressed, runner: Runner) -> Exported:
+def export(plan: Plan, quantized: Compressed, runner: Runner) -> ComparedFolders:
     """The candidate in the target format, and the baseline, too, where that has a runtime of its own."""
     operation, arguments = EXPORTS[plan.export.format], {"stage": plan.export.model_dump(mode="json")}
     baseline = quantized.baseline
@@ -91,43 +91,43 @@ def export(plan: Plan, quantized: Compressed, runner: Runner) -> Exported:
         step = step_of(plan, BASELINE_EXPORT, operation, arguments, {"model": baseline})
         baseline = written(runner.run(step))
     step = step_of(plan, CANDIDATE_EXPORT, operation, arguments, {"model": quantized.model})
-    return Exported(baseline, runner.run(step))
+    return ComparedFolders(baseline, runner.run(step))
 
 
-def compare(plan: Plan, exported: Exported, runner: Runner) -> Compared:
+def compare(plan: Plan, exported: ComparedFolders, runner: Runner) -> FigureFolders:
     """Both models on every token, once for each dataset."""
     evaluation = written(_on_rows(plan, "compare/evaluation", "compare_tokens", exported, runner))
     if not plan.has_probes:
-        return Compared(evaluation, evaluation)
-    return Compared(evaluation, written(_on_rows(plan, "compare/probes", "compare_tokens", exported, runner)))
+        return FigureFolders(evaluation, evaluation)
+    return FigureFolders(evaluation, written(_on_rows(plan, "compare/probes", "compare_tokens", exported, runner)))
 
 
-def evaluate(plan: Plan, exported: Exported, compared: Compared, runner: Runner) -> LanguageReport:
+def evaluate(plan: Plan, exported: ComparedFolders, compared: FigureFolders, runner: Runner) -> LanguageReport:
     """Perplexity, distance, choices, generations, footprint, and what the runtime changed."""
     choices = _on_rows(plan, "evaluate/choices", "choices", exported, runner)
     generations = _on_rows(plan, "evaluate/generations", "generate", exported, runner)
     parity = _measure_parity(plan, exported, runner) if plan.exports_baseline else None
     arguments = plan.language_evaluation.model_dump(mode="json", exclude=UNREAD["language"])
-    inputs = {**exported.models, "figures": compared.evaluation, "data": plan.evaluation_dataset, **plan.calibration}
+    inputs = {**exported.models, "figures": compared.evaluation, "data": plan.evaluation_dataset, **plan.learned_from}
     language = runner.run(step_of(plan, "evaluate/language", "language", arguments, inputs))
     return assemble_language(LanguageSteps(language, choices, generations, parity))
 
 
-def measure_drift(plan: Plan, compared: Compared, runner: Runner) -> DriftReport:
+def measure_drift(plan: Plan, compared: FigureFolders, runner: Runner) -> DriftReport:
     """How far the most likely tokens moved on the probes; without probes, on the evaluation texts."""
     probes = plan.request.probes or plan.evaluation_dataset
     arguments = {"confidence": plan.language_evaluation.confidence, "probes": str(probes)}
     return assemble_drift(runner.run(step_of(plan, "drift", "token_drift", arguments, {"figures": compared.probes})))
 
 
-def _measure_parity(plan: Plan, exported: Exported, runner: Runner) -> StepResult:
+def _measure_parity(plan: Plan, exported: ComparedFolders, runner: Runner) -> StepResult:
     if "evidence" not in exported.candidate.record:
         raise InternalError("the export left no logits of the model that it wrote")
     inputs = {"candidate": written(exported.candidate), "parity": Digest(exported.candidate.record["evidence"])}
     return runner.run(step_of(plan, "evaluate/parity", "language_parity", {}, inputs))
 
 
-def _on_rows(plan: Plan, name: str, operation: str, exported: Exported, runner: Runner) -> StepResult:
+def _on_rows(plan: Plan, name: str, operation: str, exported: ComparedFolders, runner: Runner) -> StepResult:
     """Both models on the probes, where the step is named so, else on the evaluation dataset."""
     arguments = plan.language_evaluation.model_dump(mode="json", exclude=UNREAD[operation])
     probes = plan.request.probes if name == "compare/probes" else None

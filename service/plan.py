@@ -120,9 +120,17 @@ class Plan:
 
     @property
     def calibration(self) -> dict[str, Digest]:
-        """The training dataset by its role, of a language model's plan that reads it; else nothing."""
-        quantizer, train = self.request.recipe.quantize_weights, self.request.train
-        return {"train": train} if train and quantizer and quantizer.needs_calibration else {}
+        """The training dataset by its role, of a language model's plan that quantizes; else nothing. Layers' errors are
+        measured on it also where no code depends on it.
+        """
+        train = self.request.train
+        return {"train": train} if train and self.request.recipe.quantize_weights else {}
+
+    @property
+    def learned_from(self) -> dict[str, Digest]:
+        """The same, where codes depend on it: the candidate saw these texts."""
+        quantizer = self.request.recipe.quantize_weights
+        return self.calibration if quantizer and quantizer.needs_calibration else {}
 
     @property
     def has_probes(self) -> bool:

@@ -151,9 +151,11 @@ def test_each_format_has_its_operation(export_format: str, scheme: str, operatio
     assert walked(request(*stages))["export/candidate"].operation == operation
 
 
-def test_training_data_is_read_only_where_the_recipe_calibrates():
+def test_training_data_measures_every_quantizer_and_teaches_those_that_calibrate():
     steps = walked(request(ROUNDED, PACKED, train=TRAIN))
-    assert steps["compress/1-quantize_weights"].inputs == {"model": BASE}
+    assert steps["compress/1-quantize_weights"].inputs == {"model": BASE, "train": TRAIN}
+    assert "train" not in steps["evaluate/language"].inputs
+    assert "train" not in walked(request("{method: export}", train=TRAIN))["export/candidate"].inputs
     calibrated = walked(request(GPTQ, PACKED, train=TRAIN))["compress/1-quantize_weights"]
     assert calibrated.inputs == {"model": BASE, "train": TRAIN}
     assert calibrated.arguments["columns"] == {"text_column": "text"}
@@ -164,9 +166,15 @@ def test_a_field_that_changes_no_figure_changes_no_key():
         steps = walked(request(GPTQ, PACKED, train=TRAIN, evaluation_yaml=evaluation))
         return {name: str(step.key({})) for name, step in steps.items()}
 
-    plain, other = keys(TASK), keys("{task: text-generation, generations: 2, confidence: 0.9}")
-    changed = {name for name in plain if plain[name] != other[name]}
-    assert changed == {"evaluate/choices", "evaluate/generations", "evaluate/language", "drift"}
+    def changed(fields: str) -> set[str]:
+        plain, other = keys(TASK), keys(f"{{task: text-generation, {fields}}}")
+        return {name for name in plain if plain[name] != other[name]}
+
+    generations = "evaluate/generations"
+    assert changed("generations: 2, confidence: 0.9") == {"evaluate/choices", generations, "evaluate/language", "drift"}
+    assert changed("max_new_tokens: 7") == {generations}
+    assert changed("stride: 4") == {"compare/evaluation"}
+    assert changed("batch_size: 2, window: 64") == {"compare/evaluation", "evaluate/choices"}
 
 
 def test_the_report_repeats_what_every_step_measured():
