@@ -78,4 +78,12 @@ def _tensors(
             outputs, inputs = base.load(f"{module}.weight_shape").tolist()
             grid = IntegerGrid(args.num_bits, args.symmetric, args.group_size, stored.dtype)
             for new, (dtype, shape) in gptq_layout.stored_shapes(module, (outputs, inputs), grid).items():
-                yield made_tensor(new, partial(repacking.tensor, module, new), dtype=dtype, shape=shape)
+                make = partial(repacking.tensor, module, new)
+                if new == f"{module}.scales":
+                    make = partial(_scales, base, name)
+                yield made_tensor(new, make, dtype=dtype, shape=shape)
+
+
+def _scales(base: WeightFiles, name: str) -> Tensor:
+    """GPTQ's scales [G, O] straight from those stored [O, G]: a file holds all layers' scales after all their codes."""
+    return base.load(name).T.contiguous()

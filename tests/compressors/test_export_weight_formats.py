@@ -8,7 +8,7 @@ import sys
 import warnings
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from compressors import export_bitsandbytes, export_compressed_tensors, export_gptq, gptq_layout
+from compressors import export_bitsandbytes, export_compressed_tensors, export_gptq, gptq_layout, pack_quantized
+from compressors.integer_grid import QuantizedWeight
 from compressors.stages import SilentMonitor, StreamJob
 from modelpress.errors import DataLoss, InvalidModel
 from modelpress.recipes import Export
@@ -164,6 +165,19 @@ def test_gptq_holds_the_same_codes_and_scales(tmp_path: Path, scheme: str, symme
     assert json.loads((folder / "quantize_config.json").read_text()) == config
     assert record.details["layout"] == ("gptq" if symmetric else "gptq_v2")
     assert rf"-:^{FLOAT_LAYER}$".replace(".", r"\.") in config["dynamic"]
+
+
+def test_each_layer_is_repacked_for_gptq_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = quantize_decoder(tmp_path / "quantized", arguments_of(scale_dtype="float16"), dtype="bfloat16")
+    read, unpacked = pack_quantized.read_weight, []
+
+    def counted(module: str, *given: Any, **named: Any) -> QuantizedWeight:
+        unpacked.append(module)
+        return read(module, *given, **named)
+
+    monkeypatch.setattr(pack_quantized, "read_weight", counted)
+    export(decoder, tmp_path, module=export_gptq, format_name="gptq")
+    assert sorted(unpacked) == sorted(decoder.weights)
 
 
 @pytest.mark.parametrize("scheme", ["nf4", "fp4"])
