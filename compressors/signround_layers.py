@@ -28,7 +28,8 @@ LOOK_WINDOWS = 16
 
 
 def quantize_layer(layer: LayerWork, arguments: QuantizeWeights) -> LayerOutcome:
-    """Every linear layer of `layer`, whose weights it replaces; its loss is never above that of rounding to nearest.
+    """Every linear layer of `layer`, whose weights it replaces; its loss is never above that of rounding to nearest,
+    which is kept where the learned one's is not a number.
 
     Details: the losses of rounding and of what is kept.
     """
@@ -36,9 +37,9 @@ def quantize_layer(layer: LayerWork, arguments: QuantizeWeights) -> LayerOutcome
     rounded, plain = lesson.put(), lesson.loss()
     learn(lesson, arguments.training)
     learned, loss = lesson.put(), lesson.loss()
-    kept = learned if loss <= plain else rounded
+    kept, loss = (learned, loss) if loss <= plain else (rounded, plain)
     weights = {name: weight.weight for name, weight in kept.items()}
-    return LayerOutcome(weights, details={"loss of rounding": plain, "loss": min(loss, plain)})
+    return LayerOutcome(weights, details={"loss of rounding": plain, "loss": loss})
 
 
 def learn(lesson: Lesson, training: WeightTraining) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from compressors.integer_grid import IntegerGrid, round_to_nearest
 from compressors.signround import OFFSETS, SHARES, Learned, RoundingProblem, rounding_problem
@@ -137,6 +137,21 @@ def test_rounding_is_kept_where_learning_is_no_better() -> None:
     assert outcome.details["loss"] == outcome.details["loss of rounding"]
     for name, weight in outcome.weights.items():
         assert torch.equal(weight.dequantized(), round_to_nearest(layer.linears[name].weight, layer.grid).dequantized())
+
+
+def test_rounding_is_kept_where_the_learned_loss_is_not_a_number() -> None:
+    """The layer gives NaN as soon as a weight is another than plain rounding makes it."""
+    layer = make_layer()
+    plain = {n: round_to_nearest(m.weight, layer.grid).dequantized() for n, m in layer.linears.items()}
+
+    def damage(module: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        same = all(torch.equal(module.get_parameter(f"{name}.weight"), w_OI) for name, w_OI in plain.items())
+        return out if same else out * float("nan")
+
+    layer.module.register_forward_hook(damage)
+    outcome = quantize_layer(layer, recipe(steps=4))
+    assert outcome.details["loss"] == outcome.details["loss of rounding"] > 0
+    assert all(torch.equal(weight.dequantized(), plain[name]) for name, weight in outcome.weights.items())
 
 
 def test_what_was_lost_before_the_layer_is_made_up_for() -> None:
