@@ -34,7 +34,7 @@ from typing import Any
 from modelpress.evaluations import LanguageEvaluation
 from modelpress.merge_recipes import Merge
 from modelpress.recipes import Export, Prune, Quantize, Recipe, Recover, Stage, TrainingArguments
-from service.language_estimates import CURE, candidate_bytes, language_memory, quantized_storage
+from service.language_estimates import CURE, candidate_bytes, language_memory, quantized_storage, scratch_bytes
 from service.requests import ConversionRequest
 
 FLOAT_BYTES = 4
@@ -84,17 +84,25 @@ def _merge_need(request: ConversionRequest, base: Mapping[str, Any]) -> Need:
 
 
 def storage_need(request: ConversionRequest, sizes: Iterable[int], base: Mapping[str, Any]) -> int:
-    """Bytes in the store: inputs (`sizes`), each stage's model, the newest checkpoint, both exports, evidence."""
+    """Bytes on disk: inputs (`sizes`), each stage's model, the newest checkpoint, both exports, evidence, and what lies
+    between the layers of a decoder while it is calibrated.
+    """
     recipe = request.recipe
     if recipe.is_merge_only:
         return sum(sizes) + _merged_bytes(recipe.merge, base) + EVIDENCE_BYTES
     if isinstance(request.evaluation, LanguageEvaluation):
         merged = _merged_bytes(recipe.merge, base) if recipe.merge else 0
-        return sum(sizes) + merged + quantized_storage(recipe, base) + EVIDENCE_BYTES
+        made = merged + quantized_storage(recipe, base) + scratch_need(request, base)
+        return sum(sizes) + made + EVIDENCE_BYTES
     model = FLOAT_BYTES * int(base["parameters"])
     trains = any(isinstance(stage, (Recover, Quantize)) for stage in recipe.stages)
     made = (len(recipe.stages) - 1) * model + (4 * model if trains else 0)
     return sum(sizes) + made + model + _classifier_bytes(recipe, base) + EVIDENCE_BYTES
+
+
+def scratch_need(request: ConversionRequest, base: Mapping[str, Any]) -> int:
+    """Bytes of that which lies on the worker's disk beside its inputs, and nowhere afterwards."""
+    return scratch_bytes(request.recipe, base) if request.train else 0
 
 
 def candidate_size(request: ConversionRequest, base: Mapping[str, Any]) -> int:

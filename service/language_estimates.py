@@ -8,13 +8,25 @@ P: the base's parameters, 4 bytes each in float32. What a step holds:
                                             factor (GPTQ)
                        the activations of 4,096 tokens in one layer, in float32: 8 hidden + 2 ffn + heads x window
                        for each token; what lies between the layers is on disk
-    qat                5 x P x 4            teacher, student, gradients, two AdamW moments
+    qat                2 x P x 4            P: teacher and student
+                       5 x Q x 4            Q: trained weights, those of the targets: as they are rounded for a step,
+                                            the gradients of both, two AdamW moments
+                       2 x Q                codes of 8 bits: the start's, and those of a step
+                       2 x Q x 4            copies in bfloat16, and what the allocator keeps: growth beyond the other
+                                            lines was 1.9 when measured, P of 27 million
+                       2 x layers x the activations of one window; 4 x window x vocabulary x 4 for the teacher's and the
+                       student's logits and their logarithms; a window is `sequence_length`
     export (ONNX)      3 x P x 4            model, graph, its serialized form; 64 MiB for the exporter itself
-    compare            2 x P x 4            baseline and candidate in float32, open side by side
+    compare            2 x P x 4            baseline and candidate in float32, open side by side: read, not mapped
+                       the base's files     of the second model, as they are stored, until it is open
                        2 x batch x window x vocabulary x 4    logits of both
                        4 x 16 x vocabulary x 8                what is computed of 16 tokens at a time, in float64
 
-`certain_bytes` leaves activations and logits out: less can never do. The exports to safetensors stream.
+`certain_bytes` leaves activations, logits, codes, the stored form of an opened model and the allocator's share out:
+less can never do. The exports to safetensors stream.
+
+On the worker's disk, while a stage is calibrated with N windows of T tokens: 2 x N x T x hidden x 4, the inputs of one
+layer and of the next; for `signround` half as much again, the outputs of the unquantized layer.
 
 The candidate's weights are those that `compressors.quantized_sizes` lists. GPTQ files always hold zero points, and the
 group of every input; ONNX holds what stays float, and scales, in float32, and a graph: 5.0 kB, 10.3 for each layer and
@@ -36,8 +48,13 @@ from modelpress.recipes import Recipe
 
 FLOAT_BYTES = 4
 INDEX_BYTES = 4
+CALIBRATED_FILES, AIMED_FILES = 2, 1
+AIMED_ALGORITHMS = ("signround",)
+"""Those that read the unquantized layer's outputs: `compressors.algorithm_table`, which imports torch, has them too."""
 LAYER_COPIES = 3
-QAT_COPIES = 5
+QAT_MODELS, QAT_WEIGHTS, QAT_CODES, QAT_GROWTH, QAT_LOGITS = 2, 5, 2, 2, 4
+ADAMW_COPIES = 3
+"""Weights and two moments: what a checkpoint holds of each weight."""
 ONNX_COPIES = 3
 OPEN_MODELS = 2
 COMPARED_TOKENS, COMPARED_TABLES, DOUBLE_BYTES = 16, 4, 8
@@ -54,13 +71,28 @@ def language_memory(recipe: Recipe, evaluation: LanguageEvaluation, base: Mappin
     model = FLOAT_BYTES * int(base["parameters"])
     logits = OPEN_MODELS * evaluation.batch_size * evaluation.window * base["vocabulary"] * FLOAT_BYTES
     logits += COMPARED_TABLES * COMPARED_TOKENS * base["vocabulary"] * DOUBLE_BYTES
-    certain, peak = [OPEN_MODELS * model], [OPEN_MODELS * model + logits]
+    certain, peak = [OPEN_MODELS * model], [OPEN_MODELS * model + int(base["weight_bytes"]) + logits]
     if recipe.export.format == "onnx":
         certain, peak = [*certain, ONNX_COPIES * model], [*peak, ONNX_COPIES * model + EXPORTER_BYTES]
     if stage := recipe.quantize_weights:
-        held = QAT_COPIES * model if stage.algorithm == "qat" else LAYER_COPIES * _layer_bytes(base) + _products(base)
-        certain, peak = [*certain, held], [*peak, held + _activations(stage, base)]
+        held, most = (_trained if stage.algorithm == "qat" else _streamed)(stage, base)
+        certain, peak = [*certain, held], [*peak, most]
     return max(certain), max(peak)
+
+
+def _streamed(stage: QuantizeWeights, base: Mapping[str, Any]) -> tuple[int, int]:
+    """Bytes of a stage that holds one decoder layer: certain, and at the peak."""
+    held = LAYER_COPIES * _layer_bytes(base) + _products(base)
+    return held, held + _activations(max(BATCH_TOKENS, stage.sequence_length), stage, base)
+
+
+def _trained(stage: QuantizeWeights, base: Mapping[str, Any]) -> tuple[int, int]:
+    """Bytes of a stage that trains the whole model: certain, and at the peak."""
+    weights = _trained_weights(stage, base)
+    held = FLOAT_BYTES * (QAT_MODELS * int(base["parameters"]) + QAT_WEIGHTS * weights)
+    kept = QAT_GROWTH * base["layers"] * _activations(stage.sequence_length, stage, base)
+    logits = FLOAT_BYTES * QAT_LOGITS * stage.sequence_length * base["vocabulary"]
+    return held, held + (QAT_CODES + FLOAT_BYTES * QAT_GROWTH) * weights + kept + logits
 
 
 def candidate_bytes(recipe: Recipe, base: Mapping[str, Any]) -> int:
@@ -87,9 +119,18 @@ def quantized_storage(recipe: Recipe, base: Mapping[str, Any]) -> int:
     candidate = candidate_bytes(recipe, base)
     model = FLOAT_BYTES * int(base["parameters"])
     stage = recipe.quantize_weights
-    checkpoint = QAT_COPIES * model if stage and stage.algorithm == "qat" else 0
+    trained = _trained_weights(stage, base) if stage and stage.algorithm == "qat" else 0
     exports = candidate + (model if recipe.export.format == "onnx" else 0)
-    return exports + checkpoint + (candidate if stage else 0)
+    return exports + ADAMW_COPIES * FLOAT_BYTES * trained + (candidate if stage else 0)
+
+
+def scratch_bytes(recipe: Recipe, base: Mapping[str, Any]) -> int:
+    """Bytes that calibration leaves on the worker's disk at most, where the training texts fill all windows."""
+    stage = recipe.quantize_weights
+    if stage is None:
+        return 0
+    files = CALIBRATED_FILES + (AIMED_FILES if stage.algorithm in AIMED_ALGORITHMS else 0)
+    return files * FLOAT_BYTES * stage.calibration_samples * stage.sequence_length * int(base["hidden"])
 
 
 def _layer_bytes(base: Mapping[str, Any]) -> int:
@@ -104,8 +145,12 @@ def _products(base: Mapping[str, Any]) -> int:
     return 2 * FLOAT_BYTES * int(widest) ** 2
 
 
-def _activations(stage: QuantizeWeights, base: Mapping[str, Any]) -> int:
-    tokens = max(BATCH_TOKENS, stage.sequence_length)
+def _trained_weights(stage: QuantizeWeights, base: Mapping[str, Any]) -> int:
+    return sum(math.prod(base["tensors"][f"{name}.weight"]) for name in _targets(stage, base))
+
+
+def _activations(tokens: int, stage: QuantizeWeights, base: Mapping[str, Any]) -> int:
+    """Of so many tokens in one layer."""
     values = 8 * base["hidden"] + 2 * base["ffn"] + base["heads"] * stage.sequence_length
     return FLOAT_BYTES * tokens * int(values)
 

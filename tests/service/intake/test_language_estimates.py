@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from compressors.algorithm_table import NEEDS_WANTED
 from modelpress.digests import digest_bytes
-from service.estimates import EVIDENCE_BYTES, RUNTIME_BYTES, candidate_size, memory_need, storage_need
+from service.estimates import EVIDENCE_BYTES, RUNTIME_BYTES, candidate_size, memory_need, scratch_need, storage_need
+from service.language_estimates import AIMED_ALGORITHMS
 from service.requests import AdapterRequest, ConversionRequest
 
 V, H, L, F = 100, 64, 2, 128
@@ -52,7 +54,7 @@ def test_two_models_are_open_while_they_are_compared_and_logits_come_on_top():
     need = memory_need(request(stage, COMPRESSED, window=8192), base() | {"parameters": 4 * PARAMETERS})
     logits = 2 * 2 * 8192 * V * 4 + 4 * 16 * V * 8
     assert need.certain_bytes == RUNTIME_BYTES + 2 * 4 * MODEL
-    assert need.peak_bytes == RUNTIME_BYTES + 2 * 4 * MODEL + logits
+    assert need.peak_bytes == RUNTIME_BYTES + 2 * 4 * MODEL + MODEL + logits
     assert "smaller window" in need.cure
 
 
@@ -64,11 +66,40 @@ def test_a_stage_holds_one_layer_however_many_there_are():
     assert need.peak_bytes == RUNTIME_BYTES + layer + 4 * 4096 * (8 * H + 2 * F + 4 * 16)
 
 
-def test_an_export_to_onnx_holds_the_model_three_times_and_qat_five_times():
+def test_an_export_to_onnx_holds_the_model_three_times():
     assert memory_need(plain("{method: export}"), base()).certain_bytes == RUNTIME_BYTES + 3 * MODEL
-    qat = RTN.replace("rtn", "qat").replace("%s", "")
+
+
+def test_qat_holds_two_models_what_it_trains_and_the_activations_of_every_layer():
+    qat = RTN.replace("rtn", "qat").replace("%s", ", sequence_length: 32")
     trained = request(qat, COMPRESSED, train=digest_bytes(b"train"))
-    assert memory_need(trained, base()).certain_bytes == RUNTIME_BYTES + 5 * MODEL
+    need, weights = memory_need(trained, base()), L * (LAYER - 2 * H)
+    held = 4 * (2 * PARAMETERS + 5 * weights)
+    assert need.certain_bytes == RUNTIME_BYTES + held
+    activations, logits = 4 * 32 * L * (8 * H + 2 * F + 4 * 32), 4 * 4 * 32 * V
+    assert need.peak_bytes == RUNTIME_BYTES + held + 10 * weights + 2 * activations + logits
+
+
+def test_a_trained_model_s_checkpoint_holds_its_weights_and_two_moments():
+    rounded, trained = (
+        request(RTN.replace("rtn", algorithm).replace("%s", ""), COMPRESSED, train=digest_bytes(b"train"))
+        for algorithm in ("rtn", "qat")
+    )
+    assert storage_need(trained, [], base()) - storage_need(rounded, [], base()) == 3 * 4 * L * (LAYER - 2 * H)
+
+
+@pytest.mark.parametrize(("algorithm", "files"), [("gptq", 2), ("signround", 3), ("rtn", 2)])
+def test_what_lies_between_the_layers_is_on_disk_while_a_stage_is_calibrated(algorithm: str, files: int):
+    stage = RTN.replace("rtn", algorithm).replace("%s", ", calibration_samples: 5, sequence_length: 16")
+    asked = request(stage, COMPRESSED, train=digest_bytes(b"train"))
+    assert scratch_need(asked, base()) == files * 5 * 16 * H * 4
+    untrained = storage_need(plain(RTN, COMPRESSED), [], base())
+    assert storage_need(asked, [], base()) == untrained + scratch_need(asked, base())
+    assert scratch_need(request("{method: export}", train=digest_bytes(b"train")), base()) == 0
+
+
+def test_the_algorithms_that_aim_at_outputs_are_the_compressors_own():
+    assert AIMED_ALGORITHMS == NEEDS_WANTED
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("F32", 4), ("BF16", 2)])
