@@ -1,6 +1,6 @@
 """The hidden states of every calibration window, on disk: one batch of windows in memory.
 
-    activations = Activations.embed(ids_NT, decoder.embed, path=scratch / "0", device=device)
+    activations = Activations.embed(ids_NT, decoder.embedding(), path=scratch / "0", device=device)
     activations = activations.through(layer, path=scratch / "1")
 
 Shapes: N windows in all, B windows of a batch, T tokens, H hidden width. On disk: float32, [N, T, H].
@@ -15,6 +15,8 @@ from typing import BinaryIO
 
 import torch
 from torch import Tensor
+
+from modelpress.errors import InternalError
 
 BATCH_TOKENS = 4096
 """Of one forward pass; a window with more tokens is a batch of its own."""
@@ -71,7 +73,8 @@ class Activations:
         hidden_BTH = torch.empty(len(indices), *self.shape[1:])
         for row_TH, index in zip(hidden_BTH, indices, strict=True):
             file.seek(index * row_TH.nbytes)
-            file.readinto(row_TH.numpy().data)  # type: ignore[attr-defined]
+            if file.readinto(row_TH.numpy().data) != row_TH.nbytes:  # type: ignore[attr-defined]
+                raise InternalError(f"the hidden states of window {index} end too early on disk")
         return hidden_BTH.to(self.device)
 
 

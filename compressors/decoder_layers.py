@@ -1,7 +1,7 @@
 """The decoder layers of a stored language model, one in memory at a time, in float32.
 
     decoder = DecoderLayers.open(files, config, device=torch.device("cpu"))
-    hidden_BTH = decoder.embed(ids_BT)
+    hidden_BTH = decoder.embedding()(ids_BT)
     for number, arguments in enumerate(decoder.arguments(tokens)):
         hidden_BTH = decoder.load(number)(hidden_BTH, **arguments)
 
@@ -104,10 +104,10 @@ class DecoderLayers:
         """Every stored tensor of decoder layer `number`, by its full name."""
         return tuple(name for name in self.files.tensors if name.startswith(f"{self.family.layer(number)}."))
 
-    def embed(self, ids_BT: Tensor) -> Tensor:
-        """The first layer's inputs [B, T, H] of these tokens."""
+    def embedding(self) -> Callable[[Tensor], Tensor]:
+        """What makes the first layer's inputs [B, T, H] of tokens [B, T]. It holds the whole table, read once."""
         table_VH = self.files.load(f"{self.family.embeddings}.weight")
-        return table_VH[ids_BT.cpu()].to(self.device, torch.float32)
+        return lambda ids_BT: table_VH[ids_BT.cpu()].to(self.device, torch.float32)
 
     def arguments(self, tokens: int) -> tuple[dict[str, Any], ...]:
         """Each layer's keyword arguments beside the hidden states, for any number of windows of so many tokens.

@@ -59,7 +59,7 @@ class Calibrated:
         self._arguments = plan.decoder.arguments(windows.ids_NT.shape[1])
         try:
             self._activations = Activations.embed(
-                windows.ids_NT, plan.decoder.embed, path=scratch / "inputs-0", device=plan.decoder.device
+                windows.ids_NT, plan.decoder.embedding(), path=scratch / "inputs-0", device=plan.decoder.device
             )
         except NonFiniteError:
             raise _non_finite(plan.decoder.family.embeddings) from None
@@ -93,7 +93,7 @@ class Aimed:
         try:
             wanted = self._reference.of(number)
         except NonFiniteError:
-            raise _non_finite(self._family.layer(number)) from None
+            raise _non_finite(self._family.layer(self._reference.layers_run)) from None
         return replace(self._stream.given(number), wanted=wanted)
 
     def advance(self, number: int, finished: FinishedLayer) -> None:

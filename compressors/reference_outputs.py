@@ -29,13 +29,14 @@ class ReferenceOutputs:
         self._activations = embedded
         self._arguments = arguments
         self._scratch = scratch
-        self._layers_run = 0
+        self.layers_run = 0
+        """The layer that runs next; after a NonFiniteError the one that raised it."""
 
     @staticmethod
     def embed(decoder: DecoderLayers, ids_NT: Tensor, *, scratch: Path) -> ReferenceOutputs:
         """Of the windows [N, T] of tokens. Raises NonFiniteError."""
         path, arguments = scratch / "reference-embedded", decoder.arguments(ids_NT.shape[1])
-        embedded = Activations.embed(ids_NT, decoder.embed, path=path, device=decoder.device)
+        embedded = Activations.embed(ids_NT, decoder.embedding(), path=path, device=decoder.device)
         return ReferenceOutputs(decoder, embedded, arguments=arguments, scratch=scratch)
 
     def of(self, number: int) -> Activations:
@@ -43,11 +44,11 @@ class ReferenceOutputs:
 
         Raises NonFiniteError.
         """
-        while self._layers_run <= number:
-            layer, arguments = self._decoder.load(self._layers_run), self._arguments[self._layers_run]
+        while self.layers_run <= number:
+            layer, arguments = self._decoder.load(self.layers_run), self._arguments[self.layers_run]
             run = partial(_run, layer, arguments)
-            self._activations = self._activations.through(run, path=self._scratch / f"reference-{self._layers_run}")
-            self._layers_run += 1
+            self._activations = self._activations.through(run, path=self._scratch / f"reference-{self.layers_run}")
+            self.layers_run += 1
         return self._activations
 
 

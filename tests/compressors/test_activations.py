@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from compressors.activations import BATCH_TOKENS, Activations, NonFiniteError, batch_windows
+from modelpress.errors import InternalError
 
 CPU = torch.device("cpu")
 WINDOWS, TOKENS, WIDTH = 7, 3, 4
@@ -47,3 +48,12 @@ def test_values_that_are_not_finite_are_refused(tmp_path: Path, value: float):
 def test_a_batch_has_a_bounded_number_of_tokens_and_one_window_at_least():
     assert batch_windows(512) * 512 == BATCH_TOKENS
     assert batch_windows(2 * BATCH_TOKENS) == 1
+
+
+def test_a_file_that_was_cut_is_never_read_as_whatever_lay_in_memory(tmp_path: Path):
+    activations = embedded(tmp_path)
+    with activations.path.open("r+b") as file:
+        file.truncate(activations.path.stat().st_size - 1)
+    assert torch.equal(activations.windows(torch.tensor([0])), TABLE_VH[IDS_NT[:1]])
+    with pytest.raises(InternalError, match="window 6 end too early"):
+        list(activations.batches(2))

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from compressors.activations import BATCH_TOKENS, Activations
 from compressors.decoder_layers import DecoderLayers, family_of
 from compressors.layer_algorithms import run_layer
 from compressors.weight_files import WeightFiles, read_json
@@ -42,11 +43,19 @@ def test_every_family_gives_the_hidden_states_of_the_whole_model(tmp_path: Path,
     whole = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     with torch.no_grad():
         expected = whole(input_ids=ids_BT, output_hidden_states=True).hidden_states
-        hidden_BTH = decoder.embed(ids_BT)
+        hidden_BTH = decoder.embedding()(ids_BT)
         for number, arguments in enumerate(decoder.arguments(24)):
             torch.testing.assert_close(hidden_BTH, expected[number], rtol=0, atol=1e-4)
             hidden_BTH = run_layer(decoder.load(number), hidden_BTH, arguments)
         torch.testing.assert_close(whole.model.norm(hidden_BTH), expected[-1], rtol=0, atol=1e-4)
+
+
+def test_the_embedding_table_is_read_once_for_any_number_of_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    decoder, load, names = opened(make_decoder(tmp_path / "model"), tmp_path), WeightFiles.load, []
+    monkeypatch.setattr(WeightFiles, "load", lambda files, name: names.append(name) or load(files, name))
+    ids_NT = torch.zeros(3, BATCH_TOKENS, dtype=torch.long)
+    Activations.embed(ids_NT, decoder.embedding(), path=tmp_path / "0", device=CPU)
+    assert names == ["model.embed_tokens.weight"]
 
 
 def test_a_layer_is_in_float32_whatever_is_stored(tmp_path: Path):

@@ -35,7 +35,7 @@ def calibrated_states(bench: Bench, record: StageRecord, manifest: Manifest, **f
     """The last layer's outputs [B, T, H] as the stage computes them, layer by layer, from the stored files."""
     decoder = DecoderLayers.open(WeightFiles.read(bench.base), read_json(bench.base, "config.json"), device=CPU)
     plan = QuantizationPlan.of(bench.arguments(**fields), decoder)
-    written, hidden_BTH = StoredFolder(manifest, bench.store), decoder.embed(IDS_BT)
+    written, hidden_BTH = StoredFolder(manifest, bench.store), decoder.embedding()(IDS_BT)
     for number, arguments in enumerate(decoder.arguments(IDS_BT.shape[1])):
         entry = manifest.entry(f"model-0000{number + 2}-of-0000{len(decoder) + 1}.safetensors")
         records = record.layers[7 * number : 7 * number + 7]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from compressors.activations import NonFiniteError
 from compressors.decoder_layers import DecoderLayers
 from compressors.reference_outputs import ReferenceOutputs
 from compressors.weight_files import WeightFiles, read_json
@@ -38,3 +39,21 @@ def test_each_layer_has_the_hidden_states_of_the_whole_model(bench: Bench, asked
             (found_NTH,) = reference.of(number).batches(8)
             assert torch.allclose(found_NTH, caught[number], atol=1e-5)
     assert len(list(bench.root.glob("reference-*"))) == 1
+
+
+def test_the_layer_that_gives_nan_is_known_whichever_was_asked_for(bench: Bench, monkeypatch: pytest.MonkeyPatch):
+    """As after a resume, where the first layer asked for is a later one."""
+    decoder = DecoderLayers.open(WeightFiles.read(bench.base), read_json(bench.base, "config.json"), device=CPU)
+    load = DecoderLayers.load
+
+    def damaged(decoder: DecoderLayers, number: int) -> torch.nn.Module:
+        layer = load(decoder, number)
+        if number == 1:
+            layer.get_parameter("mlp.down_proj.weight").fill_(float("nan"))
+        return layer
+
+    monkeypatch.setattr(DecoderLayers, "load", damaged)
+    reference = ReferenceOutputs.embed(decoder, torch.zeros(2, 16, dtype=torch.long), scratch=bench.root)
+    with torch.no_grad(), pytest.raises(NonFiniteError):
+        reference.of(2)
+    assert reference.layers_run == 1
