@@ -3,8 +3,9 @@
     y = W x,  x = m(...)      becomes      y = (W diag(s)) x',  x' = m(...) / s
 
 Where the base is stored in a 16-bit dtype, rounding `m / s` would change the function after all. The scales are chosen
-so that it does not round: of a norm, `m / s` has a bfloat16's precision, which float16 and float32 hold too, and s is
-what that leaves; of a linear layer, whose rows and bias are divided, s is a power of 2.
+so that it does not round: of a norm, `m / s` has a bfloat16's precision, which float32 holds too, and float16 where the
+value is a normal number of it, and s is what that leaves; of a linear layer, whose rows and bias are divided, s is a
+power of 2.
 
 Shapes: I channels, O outputs.
 """
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 SMALLEST, LARGEST = 2.0**-10, 2.0**10
-"""No channel is scaled further than that: what is divided must stay a normal number of float16."""
+"""No channel is scaled further than that, so that what is divided stays within float16's range: a value of 2^-4 or more
+stays a normal number; one that float16 cannot hold is refused where it is stored."""
 
 
 def norm_scales(weight_I: Tensor, scales_I: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,9 @@
 """Choose codes again, one input channel after the other, while all other channels stay as they are.
 
 Behdin et al. 2023, "QuantEase" (arXiv:2309.01885): with D = W - Q, the best value of channel j given all others is
-q_j + (D H)_j / H_jj, and the nearest point of the grid is the exact minimum along that coordinate. So tr(D H D^T)
-never rises, in any row. It starts from codes that another method chose.
+q_j + (D H)_j / H_jj, and the nearest point of the grid is the minimum along that coordinate. So tr(D H D^T) does
+not rise, in any row: exactly for values (code - zero) * scale in float32, and up to the scale dtype's rounding of them
+where that is shorter. It starts from codes that another method chose.
 
 Shapes: O outputs, I inputs, G groups along I, B channels of a block. `slope_IO` is (D H)^T.
 """

@@ -1,9 +1,9 @@
 """From a weight and the Hessian of its inputs to codes and scales: GPTQ with everything the recipe adds to it.
 
 The grid is fitted, with `clip_search` searched; GPTQ chooses the codes; with `refine_scales` scales and codes are
-chosen again in turn, each exactly along its coordinate. Every output row is a problem of its own, so a row that plain
-rounding does better than all that is left to rounding: tr(D H D^T), D = W - Q, is never above that of rounding, in any
-row.
+chosen again in turn, each at the minimum along its coordinate, up to the rounding of the scale dtype. Every output row
+is a problem of its own, so a row that plain rounding does better than all that is left to rounding: tr(D H D^T), D = W
+- Q, is never above that of rounding, in any row.
 
 Shapes: O outputs, I inputs, G groups along I.
 """

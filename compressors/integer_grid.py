@@ -68,9 +68,9 @@ def dequantize(codes_OI: Tensor, scales_OG: Tensor, zeros_OG: Tensor | None) -> 
 def fit_grid(w_OI: Tensor, grid: IntegerGrid) -> tuple[Tensor, Tensor | None]:
     """Scales (in the grid's scale dtype) and zero points that span each group's own range, 0 included.
 
-    Symmetric: the largest magnitude lies on the outermost code, half a step short of clipping, at -(highest + 0.5), so
-    2 * max|w| / (2^b - 1). Asymmetric: from the smallest to the largest value. A group of zeros, or one whose step is
-    too small for the scale dtype, gets the dtype's smallest normal scale.
+    Symmetric: max|w| is highest + 0.5 steps, so a step is 2 * max|w| / (2^b - 1): +max is clipped by half a step, -max
+    rounds half a step outward. Asymmetric: from the smallest to the largest value. A group of zeros, or one whose step
+    is too small for the scale dtype, gets the dtype's smallest normal scale.
     """
     outputs, inputs = w_OI.shape
     w_OGK = w_OI.float().reshape(outputs, grid.groups(inputs), -1)

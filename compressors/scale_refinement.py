@@ -18,7 +18,8 @@ from compressors.integer_grid import QuantizedWeight, usable_scales
 def refine_scales(weight: QuantizedWeight, w_OI: Tensor, h_II: Tensor) -> QuantizedWeight:
     """One pass over all groups: each scale at the minimum of tr(D H D^T) along it, rounded to the grid's scale dtype.
 
-    A scale that would leave the positive numbers, or that rounding to its dtype makes worse than before, stays.
+    Up to that rounding, and float32's, the minimum is exact. A scale that would leave the positive numbers, or that
+    rounding to its dtype makes worse than before, stays.
     """
     inputs, size = w_OI.shape[1], w_OI.shape[1] // weight.scales_OG.shape[1]
     counts_IO = _counts(weight).t().contiguous()

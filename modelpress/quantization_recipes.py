@@ -48,7 +48,7 @@ class WeightTraining(Document):
 
 
 class QuantizeWeights(Document):
-    """Quantize the linear layers of every decoder layer, one decoder layer in memory at a time.
+    """Quantize the linear layers of every decoder layer, one decoder layer in memory at a time; `qat` holds them all.
 
     rtn        round to nearest
     gptq       Frantar et al. 2022, "GPTQ"
@@ -67,7 +67,9 @@ class QuantizeWeights(Document):
     group_size: Literal[32, 64, 128] | None = 64
     """Input channels that share a scale; None: one scale per output channel (the default of 8-bit schemes)."""
     scale_dtype: Literal["stored", "float32", "bfloat16", "float16"] = "stored"
-    """dtype of the scales; `stored`: that of the weight. `gptq` files hold float16."""
+    """dtype of the scales; `stored`: that of the weights, which must be one. `gptq` files hold float16; `nf4` and `fp4`
+    always have float32.
+    """
     targets: tuple[Pattern, ...] = Field(default=("Linear",), min_length=1, max_length=MAX_PATTERNS)
     """`Linear`: every linear layer of the decoder layers; else module names, or `re:` and a regular expression."""
     ignore: tuple[Pattern, ...] = Field(default=("lm_head",), max_length=MAX_PATTERNS)
@@ -77,7 +79,10 @@ class QuantizeWeights(Document):
     sequence_length: int = Field(default=512, ge=16, le=8192)
     """Tokens of one window."""
     clip_search: bool = True
-    """Shrink each group's range where that lowers the error (the weights' own, or the layer output's with `gptq`)."""
+    """With `rtn`, `gptq`, `awq` and `qat` on integer schemes: scale each group's range by the factor from 0.5 to 1.075
+    with the lowest squared error of its weights, weighed by their inputs with `gptq` and `awq`. `signround` learns the
+    ranges; those of `nf4` and `fp4` are given.
+    """
     refine_scales: bool = True
     """With `gptq`: solve for each group's scale again once the codes are chosen."""
     damping: float = Field(default=0.01, gt=0, le=1)
@@ -123,6 +128,8 @@ class QuantizeWeights(Document):
     def _check_codebook(self) -> None:
         if self.algorithm not in ("rtn", "qat"):
             raise ValueError(f"{self.scheme!r} is quantized by 'rtn' or 'qat', not by {self.algorithm!r}")
+        if self.scale_dtype != "stored":
+            raise ValueError(f"{self.scheme!r} holds its ranges in float32: leave out scale_dtype")
         if not self.symmetric:
             raise ValueError(f"{self.scheme!r} has no zero point: leave out symmetric")
         if self.group_size is None:

@@ -17,6 +17,7 @@ from modelpress.quantization_recipes import QuantizeWeights
         ({"smooth_quant": 0.5}, "smooth_quant moves outliers out of 8-bit activations"),
         ({"scheme": "w8a8", "group_size": 64}, "'w8a8' has one symmetric scale per output channel"),
         ({"group_size": None}, "group_size is needed by 'w4a16'"),
+        ({"algorithm": "rtn", "scheme": "nf4", "scale_dtype": "float16"}, "'nf4' holds its ranges in float32"),
         ({"scheme": "nf4"}, "'nf4' is quantized by 'rtn' or 'qat', not by 'gptq'"),
     ],
     ids=str,
