@@ -22,7 +22,7 @@ from modelpress.merge_recipes import MergeLora
 from modelpress.recipes import Quantize, Recipe, TrainingArguments
 from modelpress.views import Estimate
 from service.adapter_fit import check_adapters
-from service.estimates import candidate_size, memory_need, storage_need
+from service.estimates import candidate_size, memory_need, scratch_need, storage_need
 from service.fit import Facts, check_labels, check_texts, overlap_warnings
 from service.language_fit import check_targets, check_task, check_windows, language_warnings
 from service.model_fit import check_models, check_obstacle, check_quantization
@@ -191,6 +191,16 @@ def memory_warnings(request: ConversionRequest, base: Facts, capabilities: Capab
         raise OverLimit(f"{sentence}this server gives a worker {limit}: use a server with more memory")
     if limit < need.peak_bytes:
         yield f"the memory limit is {limit} bytes, and the conversion may take about {need.peak_bytes}: {need.cure}"
+
+
+def check_scratch(request: ConversionRequest, base: Facts, *, free_bytes: int) -> None:
+    """Refuse a calibration whose activations do not fit on the disk that the server's workers have now."""
+    need = scratch_need(request, base)
+    if need > free_bytes:
+        raise OverLimit(
+            f"between the layers the calibration's activations take {need} bytes of this server's disk, and "
+            f"{free_bytes} are free: lower calibration_samples or sequence_length of quantize_weights"
+        )
 
 
 def _lookup(digest: Digest, facts: Mapping[Digest, Facts], field: str, kind: ArtifactKind) -> Facts:

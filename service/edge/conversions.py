@@ -30,7 +30,7 @@ from service.edge.paging import make_token, page_size, read_token
 from service.fit import Facts
 from service.identity import Caller, current_caller
 from service.intake import INSPECTION, INSPECTORS, inspect_artifact
-from service.preflight import Capabilities, preflight
+from service.preflight import Capabilities, check_scratch, preflight
 from service.requests import ConversionRequest
 from service.state.artifacts import ArtifactRepository
 from service.state.conversions import Conversion, Conversions, Filter, NewConversion
@@ -57,6 +57,8 @@ class ConversionParts:
     store: ContentStore
     capabilities: Capabilities
     threads: Threads
+    free_bytes: Callable[[], int]
+    """Of the disk on which this server's workers compute."""
 
 
 class ConversionsServicer(rpc.ConversionsServicer):
@@ -117,7 +119,9 @@ class ConversionsServicer(rpc.ConversionsServicer):
 
     def _create(self, caller: Caller, message: pb.CreateConversionRequest) -> pb.Conversion:
         request = request_from_proto(message)
-        estimate = preflight(request, self._facts(caller.tenant, request), self._parts.capabilities)
+        facts = self._facts(caller.tenant, request)
+        estimate = preflight(request, facts, self._parts.capabilities)
+        check_scratch(request, facts[request.base], free_bytes=self._parts.free_bytes())
         if message.validate_only:
             return estimate_message(replace(estimate, cached_steps=self._cached_steps(caller.tenant, request)))
         new = NewConversion(caller.tenant, caller.name, request.to_json(), message.request_id)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 
 from modelpress.v1 import artifacts_pb2_grpc, capabilities_pb2_grpc, conversions_pb2_grpc, reports_pb2_grpc
 from service.dispatcher import Dispatcher
@@ -41,8 +43,20 @@ def conversions_servicer(foundation: Foundation, dispatcher: Dispatcher) -> Conv
     """Made apart from the others, because its watchers are told when the server drains."""
     repository = ArtifactRepository(foundation.journal.engine)
     able = describe(foundation.config, foundation.signer)
-    parts = ConversionParts(foundation.journal, dispatcher, repository, foundation.store, able, foundation.threads)
+    parts = ConversionParts(
+        foundation.journal,
+        dispatcher,
+        repository,
+        foundation.store,
+        able,
+        foundation.threads,
+        free_bytes=partial(_free_bytes, foundation.config.storage.data),
+    )
     return ConversionsServicer(parts)
+
+
+def _free_bytes(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
 
 
 def _worker_facts(dispatcher: Dispatcher) -> WorkerFacts | None:

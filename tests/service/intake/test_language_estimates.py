@@ -8,8 +8,10 @@ import pytest
 
 from compressors.algorithm_table import NEEDS_WANTED
 from modelpress.digests import digest_bytes
+from modelpress.errors import OverLimit
 from service.estimates import EVIDENCE_BYTES, RUNTIME_BYTES, candidate_size, memory_need, scratch_need, storage_need
 from service.language_estimates import AIMED_ALGORITHMS
+from service.preflight import check_scratch
 from service.requests import AdapterRequest, ConversionRequest
 
 V, H, L, F = 100, 64, 2, 128
@@ -96,6 +98,15 @@ def test_what_lies_between_the_layers_is_on_disk_while_a_stage_is_calibrated(alg
     untrained = storage_need(plain(RTN, COMPRESSED), [], base())
     assert storage_need(asked, [], base()) == untrained + scratch_need(asked, base())
     assert scratch_need(request("{method: export}", train=digest_bytes(b"train")), base()) == 0
+
+
+def test_activations_that_do_not_fit_on_the_disk_are_refused():
+    stage = RTN.replace("rtn", "gptq").replace("%s", ", calibration_samples: 100000, sequence_length: 8192")
+    asked = request(stage, COMPRESSED, train=digest_bytes(b"train"))
+    need = scratch_need(asked, base())
+    check_scratch(asked, base(), free_bytes=need)
+    with pytest.raises(OverLimit, match=f"take {need} bytes of this server's disk, and {need - 1} are free: lower"):
+        check_scratch(asked, base(), free_bytes=need - 1)
 
 
 def test_the_algorithms_that_aim_at_outputs_are_the_compressors_own():
