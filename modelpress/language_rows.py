@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,22 +76,37 @@ def read_language_rows(folder: Path, evaluation: LanguageEvaluation) -> Language
 def language_row(row: Mapping[str, Any], place: Place, evaluation: LanguageEvaluation) -> Text | Question | Prompt:
     """What one row is, by the columns that it has. Raises InvalidDataset naming place and column."""
     text, prompt = evaluation.text_column, evaluation.prompt_column
-    asks = [name for name in (prompt, evaluation.choices_column, evaluation.answer_column) if name in row]
-    if text in row and asks:
-        raise InvalidDataset(
-            f"{place.name}: columns {text!r} and {asks[0]!r} in one row: a row is a text, or it has a prompt",
-            field=asks[0],
-        )
-    if text in row:
+    asked = asked_columns(tuple(row), place.name, evaluation)
+    if not asked:
         return Text(place, text_of(row, text, place.name))
-    if not asks:
-        columns = ", ".join(row)[:200] or "none"
-        raise InvalidDataset(f"{place.name}: no column {text!r} or {prompt!r}; columns here: {columns}", field=text)
-    if asks == [prompt]:
+    if asked == (prompt,):
         return Prompt(place, _prompt(row, prompt, place.name))
     choices = _choices(row, evaluation.choices_column, place.name)
     answer = _answer(row, evaluation.answer_column, place.name, count=len(choices))
     return Question(place, _prompt(row, prompt, place.name), choices, answer)
+
+
+def asked_columns(columns: Sequence[str], where: str, evaluation: LanguageEvaluation) -> tuple[str, ...]:
+    """Of a row with these columns: none where it is a text, the prompt's alone, or all three of a question.
+
+    Raises InvalidDataset, naming `where` the row stands and a column, where it is none of these.
+    """
+    text, prompt = evaluation.text_column, evaluation.prompt_column
+    question = (prompt, evaluation.choices_column, evaluation.answer_column)
+    asked = tuple(name for name in question if name in columns)
+    if text in columns and asked:
+        raise InvalidDataset(
+            f"{where}: columns {text!r} and {asked[0]!r} in one row: a row is a text, or has a prompt", field=asked[0]
+        )
+    if text not in columns and not asked:
+        here = ", ".join(columns)[:200] or "none"
+        raise InvalidDataset(f"{where}: no column {text!r} or {prompt!r}; columns here: {here}", field=text)
+    missing = [name for name in question if name not in asked]
+    if asked and asked != (prompt,) and missing:
+        raise InvalidDataset(
+            f"{where}: no column {missing[0]!r}, which a row with {asked[-1]!r} needs", field=missing[0]
+        )
+    return asked
 
 
 def _prompt(row: Mapping[str, Any], column: str, where: str) -> str:

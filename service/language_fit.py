@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
 from compressors.decoder_families import DECODERS
 from compressors.decoder_targets import choose_targets, misfits
 from modelpress.errors import InvalidDataset, InvalidRecipe, InvalidRequest
 from modelpress.evaluations import AnyEvaluation, LanguageEvaluation
+from modelpress.language_rows import asked_columns
 from modelpress.quantization_recipes import QuantizeWeights
 from modelpress.recipes import Recipe
 from service.fit import Facts, overlap_warnings, refuse_dataset
@@ -80,7 +81,10 @@ def check_rows(dataset: Facts, evaluation: LanguageEvaluation, *, field: str) ->
     if evaluation.text_column not in dataset["columns"]:
         _no_column(dataset, evaluation.text_column, field)
     for columns, place in dataset["row_kinds"]:
-        _check_row_kind(columns, place, evaluation, field)
+        try:
+            asked_columns(columns, place, evaluation)
+        except InvalidDataset as fault:
+            refuse_dataset(fault.message, field)
     for column, fault, expected in (
         (evaluation.text_column, "not_text", "text"),
         (evaluation.prompt_column, "not_text", "text"),
@@ -92,22 +96,6 @@ def check_rows(dataset: Facts, evaluation: LanguageEvaluation, *, field: str) ->
     for answer, choices, place, value, count in dataset["answers_beyond"]:
         if (answer, choices) == (evaluation.answer_column, evaluation.choices_column):
             refuse_dataset(f"{place}: column {answer!r} holds {value}: the {count} choices are counted from 0", field)
-
-
-def _check_row_kind(columns: Sequence[str], place: str, evaluation: LanguageEvaluation, field: str) -> None:
-    text, prompt = evaluation.text_column, evaluation.prompt_column
-    question = (prompt, evaluation.choices_column, evaluation.answer_column)
-    asked = [name for name in question if name in columns]
-    if text in columns and asked:
-        refuse_dataset(
-            f"{place}: columns {text!r} and {asked[0]!r} in one row: a row is a text, or has a prompt", field
-        )
-    if text not in columns and not asked:
-        here = ", ".join(columns)[:200] or "none"
-        refuse_dataset(f"{place}: no column {text!r} or {prompt!r}; columns here: {here}", field)
-    missing = [name for name in question if name not in columns]
-    if asked and asked != [prompt] and missing:
-        refuse_dataset(f"{place}: no column {missing[0]!r}, which a row with {asked[-1]!r} needs", field)
 
 
 def _calibration_warnings(
