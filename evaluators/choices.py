@@ -30,7 +30,7 @@ from modelpress.metrics import Metric, PairedCounts
 
 
 @dataclass(frozen=True)
-class Continuation:
+class EncodedChoice:
     """A prompt with one choice after it; the choice's tokens are ids[first:], and there is at least one before."""
 
     ids: list[int]
@@ -52,7 +52,7 @@ def answer_questions(
     config = read_config(models.baseline)
     check_window(evaluation.window, config)
     tokenizer = load_tokenizer(models.baseline)
-    choices = [one for question in questions for one in continuations(question, tokenizer, evaluation)]
+    choices = [one for question in questions for one in encoded_choices(question, tokenizer, evaluation)]
     check_vocabulary((token for choice in choices for token in choice.ids), config)
     right = []
     for done, folder in enumerate((models.baseline, models.candidate)):
@@ -66,7 +66,7 @@ def answer_questions(
     return choice_report(*right, confidence=evaluation.confidence)
 
 
-def continuations(question: Question, tokenizer: Any, evaluation: LanguageEvaluation) -> list[Continuation]:
+def encoded_choices(question: Question, tokenizer: Any, evaluation: LanguageEvaluation) -> list[EncodedChoice]:
     """Each choice after the prompt. Its tokens are those behind what prompt and prompt + choice begin with in common:
     a token across the seam belongs to the choice.
     """
@@ -86,11 +86,13 @@ def continuations(question: Question, tokenizer: Any, evaluation: LanguageEvalua
                 "longer window",
                 field=evaluation.choices_column,
             )
-        found.append(Continuation(ids, first))
+        found.append(EncodedChoice(ids, first))
     return found
 
 
-def score(model: LanguageModel, choices: Sequence[Continuation], *, batch_size: int, progress: Progress) -> list[float]:
+def score(
+    model: LanguageModel, choices: Sequence[EncodedChoice], *, batch_size: int, progress: Progress
+) -> list[float]:
     """Mean log p of each choice's tokens, in nats. Choices of like length share a batch, so that little is padded."""
     scores = [0.0] * len(choices)
     order = sorted(range(len(choices)), key=lambda index: len(choices[index].ids))

@@ -86,11 +86,11 @@ def _language(task: Task) -> TaskResult:
     warnings = [*measured["warnings"]]
     if "train" in task.inputs:
         column = evaluation.text_column
-        warnings += overlap_warnings(task.inputs["train"], task.inputs["data"], column=column)
+        warnings += seen_text_warnings(task.inputs["train"], task.inputs["data"], column=column)
     return TaskResult({**measured, "footprint": footprint.model_dump(mode="json"), "warnings": warnings})
 
 
-def overlap_warnings(train: Path, evaluation: Path, *, column: str) -> Iterator[str]:
+def seen_text_warnings(train: Path, evaluation: Path, *, column: str) -> Iterator[str]:
     """A sentence where evaluation texts were calibrated on, too: the figures are then flattered."""
     seen, judged = (_texts(dataset, column) for dataset in (train, evaluation))
     if shared := len(judged & seen):

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from evaluators.choices import Continuation, answers, choice_report, continuations, score
+from evaluators.choices import EncodedChoice, answers, choice_report, encoded_choices, score
 from evaluators.language import ComparedModels, answer_questions
 from evaluators.runtimes import Resources
 from modelpress.errors import InvalidDataset, InvalidModel
@@ -20,7 +20,7 @@ from tests.compressors.decoders import make_decoder
 from tests.evaluators.bigrams import bigrams
 from tests.evaluators.quantized_decoders import quantize
 
-CHOICES = [Continuation([0, 1, 2], 1), Continuation([0, 3], 1), Continuation([4, 4, 1, 2, 0], 3)]
+CHOICES = [EncodedChoice([0, 1, 2], 1), EncodedChoice([0, 3], 1), EncodedChoice([4, 4, 1, 2, 0], 3)]
 
 
 def question(prompt="a b", choices=(" c", " d"), answer=0):
@@ -66,7 +66,7 @@ def test_the_first_of_equal_choices_is_the_answer():
 
 def test_a_choice_s_tokens_follow_what_the_prompt_alone_begins_with(characters):
     evaluation = LanguageEvaluation()
-    plain, joined = continuations(question("c a", (" d", "bd")), characters, evaluation)
+    plain, joined = encoded_choices(question("c a", (" d", "bd")), characters, evaluation)
     assert (plain.ids, plain.first) == ([2, 4, 0, 4, 3], 3)
     assert (joined.ids, joined.first) == ([2, 4, 5, 3], 2)
 
@@ -81,7 +81,7 @@ def test_a_choice_s_tokens_follow_what_the_prompt_alone_begins_with(characters):
 )
 def test_a_choice_that_cannot_be_scored_is_named_with_its_line(characters, asked, message):
     with pytest.raises(InvalidDataset, match=f"data.jsonl, {message}"):
-        continuations(asked, characters, LanguageEvaluation(window=8))
+        encoded_choices(asked, characters, LanguageEvaluation(window=8))
 
 
 def test_the_report_pairs_both_models_question_by_question():

@@ -13,7 +13,7 @@ from modelpress.errors import DataLoss
 from service.steps import Step
 from service.storage.store import ContentStore
 from service.storage.stored_folders import StoredFolder, StoreSink
-from service.workers.language_operations import LANGUAGE_OPERATIONS, overlap_warnings, work_place
+from service.workers.language_operations import LANGUAGE_OPERATIONS, seen_text_warnings, work_place
 from service.workers.operations import OPERATIONS
 from service.workers.protocol import Task
 from tests.compressors.decoders import make_texts
@@ -84,8 +84,9 @@ def test_evaluation_texts_that_calibration_saw_are_warned_about(tmp_path):
     }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    [warning] = overlap_warnings(tmp_path / "train", tmp_path / "evaluation", column="body")
+    [warning] = seen_text_warnings(tmp_path / "train", tmp_path / "evaluation", column="body")
     assert warning.startswith("1 of the 3 different evaluation texts stand in the training dataset too")
     assert (
-        list(overlap_warnings(tmp_path / "train", make_texts(tmp_path / "other", rows=2, seed=0), column="text")) == []
+        list(seen_text_warnings(tmp_path / "train", make_texts(tmp_path / "other", rows=2, seed=0), column="text"))
+        == []
     )
