@@ -83,8 +83,8 @@ def check_rows(dataset: Facts, evaluation: LanguageEvaluation, *, field: str) ->
     for columns, place in dataset["row_kinds"]:
         try:
             asked_columns(columns, place, evaluation)
-        except InvalidDataset as fault:
-            refuse_dataset(fault.message, field)
+        except InvalidDataset as misfit:
+            refuse_dataset(misfit.message, field)
     for column, fault, expected in (
         (evaluation.text_column, "not_text", "text"),
         (evaluation.prompt_column, "not_text", "text"),
