@@ -14,35 +14,21 @@ their order (`desc_act` false). Legend: O outputs, I inputs, G groups along I, b
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from compressors.integer_grid import IntegerGrid, QuantizedWeight
-from compressors.pack_quantized import WORD_BITS, pack_columns, unpack_columns
-from modelpress.documents import Document, read_value
+from compressors.pack_quantized import WORD_BITS, pack_columns
 from modelpress.errors import InvalidModel
 
 METHOD = "gptq"
-CURE = "quantize the full-precision base again"
 SCALE_DTYPE = torch.float16
-PARTS = ("qweight", "qzeros", "scales", "g_idx")
 PER_CHANNEL = -1
 """group_size of a scale per output channel."""
-
-
-class StoredArgs(Document):
-    """How the codes of a GPTQ checkpoint are read, from its config."""
-
-    bits: Literal[4, 8]
-    group_size: int = Field(ge=-1)
-    sym: bool
-    desc_act: Literal[False]
-    checkpoint_format: Literal["gptq", "gptq_v2"]
 
 
 def stored_tensors(module: str, weight: QuantizedWeight) -> dict[str, Tensor]:
@@ -87,47 +73,6 @@ def stored_shapes(
         f"{module}.scales": (SCALE_DTYPE, (groups, outputs)),
         f"{module}.g_idx": (torch.int32, (inputs,)),
     }
-
-
-def read_weight(module: str, load: Callable[[str], Tensor], *, quantization: Mapping[str, Any]) -> QuantizedWeight:
-    """The weight of which `stored_tensors` made these; `quantization` is the config's `quantization_config`.
-
-    `load` gives a stored tensor by name. InvalidModel where what is stored is not of this layout.
-    """
-    args = stored_args(quantization)
-    stored = {f"{module}.{part}": load(f"{module}.{part}") for part in PARTS}
-    words_WO, zeros_GW, scales_GO, groups_I = stored.values()
-    shape = (scales_GO.shape[-1], len(groups_I))
-    grid = IntegerGrid(
-        args.bits, args.sym, None if args.group_size == PER_CHANNEL else args.group_size, scales_GO.dtype
-    )
-    expected = stored_shapes(module, shape, grid)
-    found = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in stored.items()}
-    if not grid.fits(shape[1]) or found != expected:
-        raise InvalidModel(f"module {module!r} has tensors of other shapes than its config says: {CURE}", field=module)
-    if not torch.equal(groups_I, group_of_inputs(shape[1], groups=len(scales_GO))):
-        raise InvalidModel(f"module {module!r} has its inputs in another order (g_idx): {CURE}", field=module)
-    if args.sym and not torch.equal(zeros_GW, symmetric_zeros(len(scales_GO), outputs=shape[0], num_bits=args.bits)):
-        raise InvalidModel(f"module {module!r} has other zero points than a symmetric one: {CURE}", field=module)
-    codes_OI = unpack_columns(words_WO.T, args.bits, columns=shape[1])
-    zeros_OG = None if args.sym else unpack_columns(zeros_GW, args.bits, columns=shape[0]).T.contiguous()
-    return QuantizedWeight(grid, codes_OI, scales_GO.T.contiguous(), zeros_OG)
-
-
-def stored_args(quantization: Mapping[str, Any]) -> StoredArgs:
-    """InvalidModel where the config is not one that we write."""
-    if quantization.get("quant_method") != METHOD:
-        found = quantization.get("quant_method")
-        raise InvalidModel(
-            f"quantization_config names {found!r}, expected {METHOD!r}: {CURE}", field="quantization_config"
-        )
-    named = {name: quantization[name] for name in StoredArgs.model_fields if name in quantization}
-    args = read_value(StoredArgs, named, InvalidModel)
-    if args.sym != (args.checkpoint_format == "gptq"):
-        raise InvalidModel(
-            f"quantization_config has sym {args.sym} in {args.checkpoint_format}: {CURE}", field="quantization_config"
-        )
-    return args
 
 
 def quantization_config(grid: IntegerGrid, *, ignored: Sequence[str]) -> dict[str, Any]:

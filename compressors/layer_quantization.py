@@ -90,8 +90,6 @@ def _outcome(plan: QuantizationPlan, work: LayerWork, algorithm: LayerAlgorithm)
     """What the algorithm chooses, after SmoothQuant where the recipe asks for it."""
     if not work.linears:
         return LayerOutcome({})
-    if plan.arguments.smooth_quant is None:
-        return algorithm(work, plan.arguments)
     smoothed = smooth_layer(work, plan.arguments)
     outcome = algorithm(work, plan.arguments)
     codes = {f"{name}.weight" for name in outcome.weights}

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from compressors import export_bitsandbytes, export_compressed_tensors, export_gptq, gptq_layout, pack_quantized
+from compressors import export_bitsandbytes, export_compressed_tensors, export_gptq, pack_quantized
 from compressors.integer_grid import QuantizedWeight
 from compressors.stages import SilentMonitor, StreamJob
 from modelpress.errors import DataLoss, InvalidModel
@@ -24,6 +24,7 @@ from modelpress.recipes import Export
 from modelpress.reports import StageRecord
 from service.storage.store import ContentStore
 from service.storage.stored_folders import StoredFolder, StoreSink
+from tests.compressors.gptq_reading import PARTS, read_gptq_weight
 from tests.compressors.quantized_decoders import QuantizedDecoder, arguments_of, quantize_decoder
 from tests.compressors.stored_models import same, weights_of
 
@@ -156,10 +157,10 @@ def test_gptq_holds_the_same_codes_and_scales(tmp_path: Path, scheme: str, symme
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     tensors = weights_of(folder)
     for module, weight in decoder.weights.items():
-        read = gptq_layout.read_weight(module, tensors.__getitem__, quantization=config)
+        read = read_gptq_weight(module, tensors, quantization=config)
         assert torch.equal(read.dequantized(), weight.dequantized())
     others = {name for name in decoder.plain if name.removesuffix(".weight") not in decoder.weights}
-    parts = {f"{module}.{part}" for module in decoder.weights for part in gptq_layout.PARTS}
+    parts = {f"{module}.{part}" for module in decoder.weights for part in PARTS}
     assert tensors.keys() == others | parts
     assert same({n: tensors[n] for n in others}, {n: decoder.plain[n] for n in others})
     assert json.loads((folder / "quantize_config.json").read_text()) == config

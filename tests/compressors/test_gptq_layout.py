@@ -12,6 +12,7 @@ from torch import Tensor
 from compressors import gptq_layout
 from compressors.integer_grid import IntegerGrid, QuantizedWeight, round_to_nearest
 from modelpress.errors import InvalidModel
+from tests.compressors.gptq_reading import read_gptq_weight
 from tests.compressors.stored_models import Tensors
 
 MODULE = "model.layers.0.mlp.up_proj"
@@ -73,7 +74,7 @@ def test_what_is_stored_is_read_again(grid: IntegerGrid, seed: int, shape: tuple
     weight = quantized(grid, shape, seed=seed)
     tensors = gptq_layout.stored_tensors(MODULE, weight)
 
-    again = gptq_layout.read_weight(MODULE, tensors.__getitem__, quantization=config(grid))
+    again = read_gptq_weight(MODULE, tensors, quantization=config(grid))
 
     assert again.grid == grid
     assert torch.equal(again.codes_OI, weight.codes_OI)
@@ -114,28 +115,3 @@ def test_what_the_format_cannot_hold_is_refused(shape: tuple[int, int], dtype: t
     with pytest.raises(InvalidModel, match=MODULE) as caught:
         gptq_layout.stored_shapes(MODULE, shape, IntegerGrid(4, True, 32, dtype))
     assert caught.value.field == MODULE
-
-
-@pytest.mark.parametrize(
-    ("part", "change"),
-    [
-        ("qweight", lambda t: t[1:]),
-        ("qzeros", lambda t: t.float()),
-        ("qzeros", lambda t: t + 1),
-        ("scales", lambda t: t.float()),
-        ("g_idx", lambda t: t.flip(0)),
-    ],
-)
-def test_parts_that_do_not_fit_together_are_refused(part: str, change: Any) -> None:
-    tensors = gptq_layout.stored_tensors(MODULE, quantized(GRIDS[0]))
-    tensors[f"{MODULE}.{part}"] = change(tensors[f"{MODULE}.{part}"])
-
-    with pytest.raises(InvalidModel, match=MODULE):
-        gptq_layout.read_weight(MODULE, tensors.__getitem__, quantization=config(GRIDS[0]))
-
-
-@pytest.mark.parametrize("change", [{"quant_method": "awq"}, {"bits": 3}, {"desc_act": True}, {"sym": False}], ids=str)
-def test_another_config_is_refused(change: dict[str, Any]) -> None:
-    tensors = gptq_layout.stored_tensors(MODULE, quantized(GRIDS[0]))
-    with pytest.raises(InvalidModel):
-        gptq_layout.read_weight(MODULE, tensors.__getitem__, quantization=config(GRIDS[0]) | change)
