@@ -27,8 +27,6 @@ from modelpress.errors import InvalidModel
 from modelpress.strict_json import JsonError, read_object
 
 QUANTIZATION = "quantization_config"
-SCALE = ".weight_scale"
-"""Ends the name of the tensor that every quantized module has in compressed-tensors."""
 
 
 FREQUENCIES = "rotary_emb.inv_freq"
@@ -103,7 +101,7 @@ def _without_weights(config: Mapping[str, Any], family: DecoderFamily) -> Any:
 
 
 def _quantized(stored: _StoredTensors, config: Mapping[str, Any]) -> dict[str, QuantizedWeight]:
-    modules = [name.removesuffix(SCALE) for name in stored.files if name.endswith(SCALE)]
+    modules = [name.removesuffix(pack_quantized.SCALE) for name in stored.files if name.endswith(pack_quantized.SCALE)]
     if not modules:
         return {}
     quantization = config.get(QUANTIZATION)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from compressors.folders import CONFIG
 from compressors.gathered_files import gather, stored_tensor
-from compressors.pack_quantized import layout_of
+from compressors.pack_quantized import SCALE, layout_of
 from compressors.stages import Monitor, StreamJob
 from compressors.weight_files import WeightFiles, read_json
 from modelpress.recipes import Export
 from modelpress.reports import StageRecord
 
 VERSION = 1
-SCALE = ".weight_scale"
 ASYMMETRIC = (
     "transformers loads asymmetric weights of compressed-tensors only with "
     "quantization_config=CompressedTensorsConfig(dequantize=True); vLLM reads them as they are"

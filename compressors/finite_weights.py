@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from compressors.weight_files import StoredTensor, WeightFile, WeightFiles
+from compressors.weight_files import PIECE_BYTES, StoredTensor, WeightFile, WeightFiles
 from modelpress.errors import InvalidModel
 from modelpress.stored_folders import FileStream
-
-PIECE_BYTES = 1 << 20
 
 
 def verify_finite(files: WeightFiles) -> None:

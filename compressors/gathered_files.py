@@ -22,14 +22,13 @@ from compressors.merged_folder import keep_others
 from compressors.output_plan import OutputTensor, header_bytes
 from compressors.stages import Monitor, Progress, StreamJob
 from compressors.streaming import MergeOutcome
-from compressors.weight_files import StoredTensor, WeightFiles, json_bytes
+from compressors.weight_files import PIECE_BYTES, StoredTensor, WeightFiles, json_bytes
 from modelpress.errors import InternalError
 from modelpress.recipes import Export
 from modelpress.reports import StageRecord
 from modelpress.stored_folders import Sink
 
 MAX_FILE_BYTES = 4_000_000_000
-PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,8 @@ from compressors.decoder_layers import DecoderLayers
 from compressors.folders import CONFIG, WEIGHTS_INDEX
 from compressors.merged_folder import keep_others
 from compressors.output_plan import OutputTensor, header_bytes
-from compressors.weight_files import WeightFiles, json_bytes
+from compressors.weight_files import PIECE_BYTES, WeightFiles, json_bytes
 from modelpress.stored_folders import Sink
-
-PIECE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ VERSION_OF_LAYOUT = "0.20.0"
 FORMATS: Mapping[str, str] = {"w4a16": "pack-quantized", "w8a16": "pack-quantized", "w8a8": "int-quantized"}
 """Scheme -> what compressed-tensors calls the layout."""
 GROUP = "group_0"
+SCALE = ".weight_scale"
+"""Ends the name of the tensor that every quantized module has in compressed-tensors."""
 WORD_BITS = 32
 CURE = "quantize the full-precision base again"
 

@@ -12,18 +12,12 @@ from compressors.decoder_families import LinearGroup
 from compressors.decoder_layers import DecoderLayers
 from compressors.decoder_targets import Targets, check_fallbacks, choose_targets, misfits
 from compressors.integer_grid import IntegerGrid
-from compressors.quantized_sizes import predicted_weight_bytes, quantized_tensors, stored_bytes
-from compressors.weight_files import DTYPE_NAMES
+from compressors.quantized_sizes import SCALE_DTYPES, predicted_weight_bytes, quantized_tensors, stored_bytes
+from compressors.weight_files import DTYPE_NAMES, DTYPES
 from compressors.weight_layouts import WeightLayout, weight_layout
 from modelpress.errors import InvalidModel
 from modelpress.quantization_recipes import QuantizeWeights
 from modelpress.quantization_reports import QuantizedLayer
-
-SCALE_DTYPES: Mapping[str, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +50,7 @@ class QuantizationPlan:
     @cached_property
     def grid(self) -> IntegerGrid:
         arguments = self.arguments
-        scale_dtype = SCALE_DTYPES.get(arguments.scale_dtype, self.dtype)
+        scale_dtype = DTYPES[SCALE_DTYPES.get(arguments.scale_dtype, DTYPE_NAMES[self.dtype])]
         return IntegerGrid(arguments.num_bits, arguments.symmetric, arguments.group_size, scale_dtype)
 
     @cached_property

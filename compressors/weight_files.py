@@ -38,6 +38,8 @@ DTYPES: Mapping[str, torch.dtype] = {
 }
 """safetensors' names of the dtypes that are read; `DTYPE_NAMES` is its inverse."""
 DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+PIECE_BYTES = 1 << 20
+"""Of one read or write, where a tensor or a file passes in pieces."""
 
 
 @dataclass(frozen=True)
