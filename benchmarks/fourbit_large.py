@@ -30,7 +30,7 @@ VOCABULARY = 49_152
 ASSETS = ROOT / "build/smollm2"
 THREADS = 2
 STAGES = {
-    "rounding g64": {"algorithm": "rtn", "group_size": 64},
+    "rounding g64": {"algorithm": "rtn", "group_size": 64, "clip_search": False},
     "GPTQ g64": {"algorithm": "gptq", "group_size": 64},
 }
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from compressors.decoder_families import DECODERS
 from compressors.decoder_targets import choose_targets, misfits
-from modelpress.errors import InvalidDataset, InvalidRecipe, InvalidRequest
+from modelpress.errors import InvalidDataset, InvalidModel, InvalidRecipe, InvalidRequest
 from modelpress.evaluations import AnyEvaluation, LanguageEvaluation
 from modelpress.language_rows import asked_columns
 from modelpress.quantization_recipes import QuantizeWeights
@@ -45,8 +45,16 @@ def check_windows(recipe: Recipe, evaluation: LanguageEvaluation, base: Facts) -
 
 
 def check_targets(recipe: Recipe, base: Facts) -> None:
-    """Every name of `targets` and `ignore` matches, and the groups divide as many targets as the recipe asks for."""
+    """Every name of `targets` and `ignore` matches, the groups divide as many targets as the recipe asks for, and the
+    weights have a dtype that scales can have.
+    """
     for field, stage in _quantizers(recipe):
+        if "F64" in base["dtypes"]:
+            raise InvalidModel(
+                f"inputs.base has weights in F64, and {field} reads F32, BF16 and F16: save the model in one of them",
+                reason="BAD_TENSORS",
+                field="inputs.base",
+            )
         try:
             misfits(stage, choose_targets(stage, DECODERS[base["model_type"]], layers=base["layers"]), base["tensors"])
         except InvalidRecipe as fault:
@@ -102,10 +110,11 @@ def _calibration_warnings(
     recipe: Recipe, evaluation: LanguageEvaluation, datasets: Mapping[str, Facts]
 ) -> Iterator[str]:
     train = datasets[TRAIN]
-    if not recipe.needs_training_data:
+    if recipe.quantize_weights is None:
         yield f"{TRAIN} is set, and no stage of the recipe reads it"
         return
-    yield from overlap_warnings(datasets[EVALUATION], train, evaluation.text_column)
+    if recipe.needs_training_data:
+        yield from overlap_warnings(datasets[EVALUATION], train, evaluation.text_column)
     size = train["columns"][evaluation.text_column]["text_bytes"]
     for field, stage in _quantizers(recipe):
         wanted = stage.calibration_samples * stage.sequence_length

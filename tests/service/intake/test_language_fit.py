@@ -200,8 +200,14 @@ def test_what_is_odd_and_possible_is_a_warning(inspect: Inspect, facts: Facts) -
         "recipe.stages[0] asks for 64 calibration tokens (calibration_samples x sequence_length), and the training "
         "texts have 4 bytes, which cannot be as many"
     )
-    [unread] = preflight(request(stage="algorithm: rtn"), facts, Server()).warnings
-    assert unread == "inputs.train is set, and no stage of the recipe reads it"
+    [few_to_measure_on] = preflight(request(stage="algorithm: rtn"), facts, Server()).warnings
+    assert few_to_measure_on == few
+
+
+def test_weights_that_no_scale_can_have_the_dtype_of_are_refused(facts: Facts) -> None:
+    facts[BASE] = {**facts[BASE], "dtypes": {"F64": 12}}
+    with pytest.raises(InvalidModel, match=r"inputs\.base has weights in F64, .* save the model in one of them"):
+        preflight(request(), facts, Server())
 
 
 def test_the_first_misfit_is_the_tasks_not_the_gates(facts: Facts) -> None:
