@@ -83,6 +83,7 @@ def trained_decoder(*, model_type: str = "llama", seed: int = 0, steps: int = 15
 
 
 @cache
+@torch.enable_grad()
 def _trained(model_type: str, seed: int, steps: int, tie: bool) -> Path:
     folder = Path(mkdtemp(prefix="decoder-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
