@@ -75,7 +75,7 @@ CHECKS = {"make": check_make, "modelpress": check_modelpress}
 def test_the_pipeline_that_checks_everything_calls_targets_that_exist() -> None:
     lines = (ROOT / ".ci/run").read_text().splitlines()
     targets = [line.split() for line in lines if line.startswith("make ")]
-    assert [target[1] for target in targets] == ["check", "test", "test-slow", "demo"]
+    assert [target[1] for target in targets] == ["check", "test", "test-slow", "demo", "demo-llm"]
     for _, *arguments in targets:
         check_make(arguments)
 
