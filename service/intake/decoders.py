@@ -13,6 +13,7 @@ from typing import Any
 from compressors.decoder_families import DECODERS, DecoderFamily
 from service.intake.configs import check_values, fail, is_above_zero, is_share, refuse_quantized
 from service.intake.families import MAX_LAYERS, MIN_POSITIONS, Shapes, size_of, unknown
+from service.intake.rotary import check_rotary
 
 TASK = "text-generation"
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
@@ -83,6 +84,7 @@ def read_decoder(config: Mapping[str, Any]) -> DecoderSizes:
         unknown("architectures", config.get("architectures"), f'["{family.architecture}"]')
     refuse_quantized(config)
     check_values(config, _VALUES)
+    check_rotary(config)
     hidden, heads = size_of(config, "hidden_size"), size_of(config, "num_attention_heads")
     return DecoderSizes(
         vocabulary=size_of(config, "vocab_size"),

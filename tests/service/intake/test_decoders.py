@@ -90,6 +90,10 @@ def test_a_complete_decoder_is_for_text_generation(inspect: Inspect, model_type:
         ({"rms_norm_eps": 0.0}, "BAD_CONFIG", "rms_norm_eps"),
         ({"tie_word_embeddings": "yes"}, "BAD_CONFIG", "true or false"),
         ({"attention_bias": 1}, "BAD_CONFIG", "attention_bias"),
+        ({"rope_theta": -1.0}, "BAD_CONFIG", "rope_theta is -1.0: it must be a number above 0"),
+        ({"rope_parameters": {"rope_type": "bogus"}}, "BAD_CONFIG", "rope_parameters has rope_type 'bogus': use one"),
+        ({"rope_scaling": {"type": "linear"}}, "BAD_CONFIG", "rope_scaling has factor None: 'linear' needs a number"),
+        ({"rope_scaling": 2}, "BAD_CONFIG", "rope_scaling is '2': it must be an object"),
         ({"quantization_config": {"quant_method": "gptq"}}, "BAD_CONFIG", "quantization_config"),
         ({"tie_word_embeddings": False}, "BAD_TENSORS", "lm_head.weight"),
         ({"intermediate_size": 32}, "BAD_TENSORS", "mlp.gate_proj.weight"),
@@ -126,3 +130,27 @@ def test_the_dtypes_that_differ_are_kept_by_name(inspect: Inspect) -> None:
     changed = files["model.safetensors"][:header_end] + b'"I32"' + files["model.safetensors"][header_end + 5 :]
     facts = inspect(ArtifactKind.MODEL, files | {"model.safetensors": changed})
     assert (facts["dtype"], facts["other_dtypes"]) == ("F32", {norm: "I32"})
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_theta": 1_000_000, "rope_scaling": None},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 4}},
+        {
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 32.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            }
+        },
+    ],
+)
+def test_the_kinds_of_positions_that_models_have_are_taken(inspect: Inspect, rope: dict[str, Any]) -> None:
+    files = decoder_files(config())
+    files["config.json"] = encode(config(**rope))
+    assert inspect(ArtifactKind.MODEL, files)["obstacle"] is None
