@@ -39,6 +39,7 @@ def inspect_model(folder: Folder) -> dict[str, Any]:
     refuse_other_weights(folder, InvalidModel)
     refuse_reserved_names(folder)
     config = _read_config(folder)
+    check_generation(folder)
     weights = read_weights(folder, "model")
     refuse_wrapper_names(weights)
     refuse_empty(weights)
@@ -62,6 +63,22 @@ def refuse_reserved_names(folder: Folder) -> None:
     for name, sentence in RESERVED.items():
         if folder.manifest.entry(name):
             raise InvalidModel(f"{name} {sentence}", reason="BAD_CONFIG", field=name)
+
+
+def check_generation(folder: Folder) -> None:
+    """generation_config.json, where there is one, is an object whose end-of-text tokens are ids."""
+    file = folder.manifest.entry("generation_config.json")
+    if file is None:
+        return
+    ids = folder.json_object(file, InvalidModel, limit=MAX_CONFIG_BYTES).get("eos_token_id")
+    given = ids if isinstance(ids, list) else [ids] if ids is not None else []
+    wrong = next((each for each in given if type(each) is not int or each < 0), None)
+    if wrong is not None:
+        raise InvalidModel(
+            f"{file.path}: eos_token_id holds {str(wrong)[:40]!r}: it must be a token id or a list of them",
+            reason="BAD_CONFIG",
+            field="eos_token_id",
+        )
 
 
 def config_facts(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from compressors.decoder_families import DECODERS
+from modelpress.errors import InvalidModel
 from modelpress.manifests import ArtifactKind
 from service.intake.decoders import decoder_shapes, read_decoder
 from tests.service.intake.tiny import TOKENIZER, Files, Inspect, encode, safetensors
@@ -130,6 +131,27 @@ def test_the_dtypes_that_differ_are_kept_by_name(inspect: Inspect) -> None:
     changed = files["model.safetensors"][:header_end] + b'"I32"' + files["model.safetensors"][header_end + 5 :]
     facts = inspect(ArtifactKind.MODEL, files | {"model.safetensors": changed})
     assert (facts["dtype"], facts["other_dtypes"]) == ("F32", {norm: "I32"})
+
+
+@pytest.mark.parametrize(
+    ("generation", "sentence"),
+    [
+        (b"{", "generation_config.json is not valid JSON"),
+        (b"[]", "generation_config.json"),
+        (encode({"eos_token_id": "x"}), "eos_token_id holds 'x': it must be a token id or a list of them"),
+        (encode({"eos_token_id": [2, -1]}), "eos_token_id holds '-1'"),
+    ],
+)
+def test_a_generation_config_that_ends_nothing_is_refused(inspect: Inspect, generation: bytes, sentence: str) -> None:
+    with pytest.raises(InvalidModel) as caught:
+        inspect(ArtifactKind.MODEL, decoder_files(config()) | {"generation_config.json": generation})
+    assert sentence in caught.value.message
+
+
+@pytest.mark.parametrize("ids", [None, 0, [1, 2]])
+def test_a_generation_config_with_ids_is_taken(inspect: Inspect, ids: Any) -> None:
+    files = decoder_files(config()) | {"generation_config.json": encode({"eos_token_id": ids})}
+    assert inspect(ArtifactKind.MODEL, files)["obstacle"] is None
 
 
 @pytest.mark.parametrize(
