@@ -14,6 +14,3 @@ LAYER_ALGORITHMS: Mapping[Algorithm, LayerAlgorithm] = {
     "awq": awq_layers.quantize_layer,
     "signround": signround_layers.quantize_layer,
 }
-
-NEEDS_WANTED: tuple[Algorithm, ...] = ("signround",)
-"""Algorithms that aim at the unquantized model's outputs: the stage runs that model over the windows too."""

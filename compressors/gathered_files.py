@@ -3,9 +3,8 @@
     gathered = gather(base, [stored_tensor(base, tensor) for tensor in base.tensors.values()], job, monitor)
 
 From store to store, hashed on the way: a tensor that is copied passes in pieces, one that is made anew is in memory as
-a whole, a file never is. The order is fixed: tensors fill files as they come, and inside a file those of wide dtypes
-come first, then by name, so that each begins at a multiple of its dtype's size, as loaders need it. After each file a
-checkpoint: a run after a kill goes on with the next file, to the same bytes.
+a whole, a file never is. The order is fixed: tensors fill files as they come, and lie in `byte_order` inside a file.
+After each file a checkpoint: a run after a kill goes on with the next file, to the same bytes.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from compressors.folders import WEIGHTS, WEIGHTS_INDEX
 from compressors.merged_folder import keep_others
+from compressors.new_weight_files import byte_order, shard_index
 from compressors.output_plan import OutputTensor, header_bytes
 from compressors.stages import Monitor, Progress, StreamJob
 from compressors.streaming import MergeOutcome
@@ -127,7 +127,7 @@ def in_files(tensors: Sequence[GatheredTensor]) -> dict[str, tuple[GatheredTenso
     count = len(groups)
     names = [f"model-{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
     return {
-        path: tuple(sorted(group, key=lambda tensor: (-tensor.output.dtype.itemsize, tensor.output.name)))
+        path: tuple(sorted(group, key=lambda tensor: byte_order(tensor.output)))
         for path, group in zip(names if count > 1 else [WEIGHTS], groups, strict=True)
     }
 
@@ -146,5 +146,4 @@ def _index(files: Mapping[str, Sequence[GatheredTensor]]) -> dict[str, bytes]:
         return {}
     weight_map = {tensor.output.name: path for path, tensors in files.items() for tensor in tensors}
     total = sum(tensor.output.size_bytes for tensors in files.values() for tensor in tensors)
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-    return {WEIGHTS_INDEX: json_bytes(index)}
+    return {WEIGHTS_INDEX: json_bytes(shard_index(weight_map, total_bytes=total))}

@@ -17,6 +17,7 @@ from torch import Tensor
 from compressors.decoder_layers import DecoderLayers
 from compressors.folders import CONFIG, WEIGHTS_INDEX
 from compressors.merged_folder import keep_others
+from compressors.new_weight_files import byte_order, shard_index
 from compressors.output_plan import OutputTensor, header_bytes
 from compressors.weight_files import PIECE_BYTES, WeightFiles, json_bytes
 from modelpress.stored_folders import Sink
@@ -74,18 +75,16 @@ class LayerFiles:
         written = sink.written()
         files = [WeightFiles.of_file(written, path) for path in (self.outside_path, *self.paths)]
         stored = [tensor for file in files for tensor in file.tensors.values()]
-        return {
-            "metadata": {"total_size": sum(tensor.size_bytes for tensor in stored)},
-            "weight_map": {tensor.name: tensor.path for tensor in sorted(stored, key=lambda tensor: tensor.name)},
-        }
+        paths = {tensor.name: tensor.path for tensor in stored}
+        return shard_index(paths, total_bytes=sum(tensor.size_bytes for tensor in stored))
 
     def _path(self, position: int) -> str:
         return f"model-{position:05}-of-{len(self.decoder) + 1:05}.safetensors"
 
 
 def write_tensors(outputs: Sequence[OutputTensor], load: Callable[[str], Tensor], *, path: str, sink: Sink) -> None:
-    """One safetensors file, one tensor of `load` in memory at a time; wide dtypes first, so that all are aligned."""
-    ordered = tuple(sorted(outputs, key=lambda output: (-output.dtype.itemsize, output.name)))
+    """One safetensors file, one tensor of `load` in memory at a time."""
+    ordered = tuple(sorted(outputs, key=byte_order))
     with sink.write(path) as write:
         write(header_bytes(ordered))
         for output in ordered:

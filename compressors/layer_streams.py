@@ -13,7 +13,6 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from compressors.activations import Activations, NonFiniteError
-from compressors.algorithm_table import NEEDS_WANTED
 from compressors.calibration import CalibrationWindows
 from compressors.decoder_families import DecoderFamily
 from compressors.layer_algorithms import run_layer
@@ -23,6 +22,7 @@ from compressors.quantization_progress import FinishedLayer
 from compressors.reference_outputs import ReferenceOutputs
 from compressors.weight_files import WeightFiles
 from modelpress.errors import InvalidModel
+from modelpress.quantization_recipes import NEEDS_WANTED
 from modelpress.stored_folders import Source
 
 

@@ -42,10 +42,14 @@ class QuantizationPlan:
         return plan
 
     @cached_property
+    def quantized(self) -> tuple[str, ...]:
+        """The targets without the misfits, in the model's order; never empty."""
+        return tuple(name for name in self.targets.quantized if name not in self.misfits)
+
+    @cached_property
     def dtype(self) -> torch.dtype:
         """Of the first quantized weight; where the scales have the weight's dtype, of all."""
-        first = next(name for name in self.targets.quantized if name not in self.misfits)
-        return self.decoder.files.tensors[f"{first}.weight"].dtype
+        return self.decoder.files.tensors[f"{self.quantized[0]}.weight"].dtype
 
     @cached_property
     def grid(self) -> IntegerGrid:
@@ -67,12 +71,11 @@ class QuantizationPlan:
 
     def _check_dtypes(self) -> None:
         stored = self.decoder.files.tensors
-        names = [name for name in self.targets.quantized if name not in self.misfits]
-        other = next((name for name in names if stored[f"{name}.weight"].dtype != self.dtype), None)
+        other = next((name for name in self.quantized if stored[f"{name}.weight"].dtype != self.dtype), None)
         if self.arguments.scale_dtype == "stored" and other is not None:
             found = str(stored[f"{other}.weight"].dtype).removeprefix("torch.")
             raise InvalidModel(
-                f"tensor '{other}.weight' has dtype {found}, and {names[0]!r} has "
+                f"tensor '{other}.weight' has dtype {found}, and {self.quantized[0]!r} has "
                 f"{str(self.dtype).removeprefix('torch.')}: save the model in one dtype, or, with an integer scheme, "
                 "set scale_dtype",
                 field=f"{other}.weight",
@@ -89,9 +92,8 @@ class QuantizationPlan:
 
     def linears(self, number: int) -> tuple[str, ...]:
         """Names inside decoder layer `number` of the linear layers that are to be quantized."""
-        prefix = self.decoder.family.layer(number)
-        quantized = {name for name in self.targets.quantized if name not in self.misfits}
-        return tuple(linear for linear in self.decoder.family.linears if f"{prefix}.{linear}" in quantized)
+        prefix = f"{self.decoder.family.layer(number)}."
+        return tuple(name.removeprefix(prefix) for name in self.quantized if name.startswith(prefix))
 
     def groups(self, number: int) -> tuple[LinearGroup, ...]:
         """The family's groups, cut to those linear layers."""

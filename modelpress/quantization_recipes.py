@@ -29,6 +29,8 @@ Pattern = Annotated[str, Field(min_length=1, max_length=256)]
 
 NEEDS_CALIBRATION: tuple[Algorithm, ...] = ("gptq", "awq", "signround", "qat")
 """Algorithms that read the training dataset; so does `smooth_quant`."""
+NEEDS_WANTED: tuple[Algorithm, ...] = ("signround",)
+"""Algorithms that aim at the unquantized model's outputs: the stage runs that model over the windows too."""
 CODEBOOKS: tuple[Scheme, ...] = ("nf4", "fp4")
 """Schemes whose levels are a table, not a step times an integer."""
 SCHEME_BITS: Mapping[str, int] = {"w4a16": 4, "w8a16": 8, "w8a8": 8, "nf4": 4, "fp4": 4}

@@ -43,14 +43,12 @@ from compressors.decoder_families import DECODERS
 from compressors.decoder_targets import choose_targets
 from compressors.quantized_sizes import predicted_weight_bytes
 from modelpress.evaluations import LanguageEvaluation
-from modelpress.quantization_recipes import QuantizeWeights
+from modelpress.quantization_recipes import NEEDS_WANTED, QuantizeWeights
 from modelpress.recipes import Recipe
 
 FLOAT_BYTES = 4
 INDEX_BYTES = 4
 CALIBRATED_FILES, AIMED_FILES = 2, 1
-AIMED_ALGORITHMS = ("signround",)
-"""Those that read the unquantized layer's outputs: `compressors.algorithm_table`, which imports torch, has them too."""
 LAYER_COPIES = 3
 QAT_MODELS, QAT_WEIGHTS, QAT_CODES, QAT_GROWTH, QAT_LOGITS = 2, 5, 2, 2, 4
 ADAMW_COPIES = 3
@@ -129,7 +127,7 @@ def scratch_bytes(recipe: Recipe, base: Mapping[str, Any]) -> int:
     stage = recipe.quantize_weights
     if stage is None:
         return 0
-    files = CALIBRATED_FILES + (AIMED_FILES if stage.algorithm in AIMED_ALGORITHMS else 0)
+    files = CALIBRATED_FILES + (AIMED_FILES if stage.algorithm in NEEDS_WANTED else 0)
     return files * FLOAT_BYTES * stage.calibration_samples * stage.sequence_length * int(base["hidden"])
 
 

@@ -11,11 +11,10 @@ language_parity     the compressed model's own logits against its export
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compressors.stages import Calibration, Progress, WorkPlace
+from compressors.stages import Calibration, WorkPlace
 from evaluators import language
 from evaluators.language import ComparedModels
 from evaluators.onnx_language import measure_language_parity
@@ -128,12 +127,8 @@ def _measuring(task: Task) -> dict[str, Any]:
         "data": task.inputs["data"],
         "evaluation": LanguageEvaluation.model_validate(task.step.arguments),
         "resources": Resources(task.device, task.threads),
-        "progress": partial(_progress, task),
+        "progress": task.progress,
     }
-
-
-def _progress(task: Task, done: int, total: int) -> None:
-    task.monitor.progress(Progress(step=done, steps=total))
 
 
 LANGUAGE_OPERATIONS: Mapping[str, Operation] = {

@@ -22,7 +22,7 @@ from functools import partial
 from time import monotonic
 
 from compressors.registry import COMPRESSORS, STREAMING, Compressor, StreamingCompressor
-from compressors.stages import Data, Job, NamedSource, Progress, StreamJob
+from compressors.stages import Data, Job, NamedSource, StreamJob
 from evaluators import drift, footprint, latency, merge_check, parity
 from evaluators.merge_check import CheckedAdapter, CheckSetting, MergedModels, StoredModel
 from evaluators.predictions import load_predictions
@@ -90,7 +90,7 @@ def _check_merge(task: Task) -> TaskResult:
     stage = MergeLora.model_validate(task.step.arguments["stage"])
     models = MergedModels(base=_stored_model(task, "base"), merged=_stored_model(task, "merged"))
     adapters = [CheckedAdapter(name, task.inputs[role], weight) for name, role, weight in _merged(stage, task)]
-    setting = CheckSetting(task.step.seed, task.device, task.memory_limit_bytes, partial(_progress, task))
+    setting = CheckSetting(task.step.seed, task.device, task.memory_limit_bytes, task.progress)
     return TaskResult(merge_check.check_merge(models, adapters, arguments=stage, setting=setting))
 
 
@@ -135,7 +135,7 @@ def _predict(task: Task) -> TaskResult:
         data=task.inputs["data"],
         evaluation=evaluation,
         resources=Resources(task.device, task.threads),
-        progress=partial(_progress, task),
+        progress=task.progress,
     )
     predictions.save(task.output)
     return TaskResult({"rows": len(predictions), "runtime": predictions.runtime})
@@ -171,7 +171,7 @@ def _latency(task: Task) -> TaskResult:
         latency=Latency.model_validate(task.step.arguments),
         device=task.device,
         seed=task.step.seed,
-        progress=partial(_progress, task),
+        progress=task.progress,
     )
     return TaskResult({"rows": [row.model_dump(mode="json") for row in rows]})
 
@@ -181,10 +181,6 @@ def _drift(task: Task) -> TaskResult:
     baseline, candidate = (load_predictions(task.inputs[role]) for role in ("baseline", "candidate"))
     report = drift.measure_drift(baseline, candidate, probes=arguments["probes"], confidence=arguments["confidence"])
     return TaskResult(report.model_dump(mode="json"))
-
-
-def _progress(task: Task, done: int, total: int) -> None:
-    task.monitor.progress(Progress(step=done, steps=total))
 
 
 TASKS_VERSION = sum(evaluator.version for evaluator in TASKS.values())

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compressors.stages import Monitor
+from compressors.stages import Monitor, Progress
 from modelpress.canonical import canonical_json
 from modelpress.digests import Digest
 from modelpress.errors import InternalError
@@ -55,6 +55,10 @@ class Task:
     """What the process may hold at most."""
     monitor: Monitor
     """`progress(Progress(done, total, loss, figures))`, `save_checkpoint(step, write)`, `checkpoint()`."""
+
+    def progress(self, done: int, total: int) -> None:
+        """What a measurement says: how much of its work is done."""
+        self.monitor.progress(Progress(step=done, steps=total))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from modelpress.reports import Verdict
 from modelpress.requests import ConversionRequest, Documents
 from modelpress.views import ConversionState
 from tests.compressors.decoders import trained_decoder
-from tests.end_to_end.test_quantize_weights import EVALUATION, POLICY, RECIPE, THREADS, Service
+from tests.end_to_end.test_quantize_weights import EVALUATION, POLICY, RECIPE, THREADS, Service, running
 from tests.service.jobs.served import RealServer
 
 ROUNDED = RECIPE.replace("group_size: 32", "group_size: 32, algorithm: rtn")
@@ -28,14 +28,8 @@ KEYS = "model.layers.0.self_attn.k_proj"
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("faults")
-    server = RealServer(folder / "data")
-    address = server.start(**THREADS)
-    try:
-        with Client(address) as client:
-            yield Service.with_artifacts(client, folder / "artifacts")
-    finally:
-        server.kill()
+    with running(tmp_path_factory.mktemp("faults")) as service:
+        yield service
 
 
 def with_first_row(folder: Path, value: float) -> Path:

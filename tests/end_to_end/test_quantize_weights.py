@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,13 @@ class Service:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    folder = tmp_path_factory.mktemp("service")
+    with running(tmp_path_factory.mktemp("service")) as service:
+        yield service
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Service]:
+    """A server of its own, with the artifacts, while the block runs."""
     server = RealServer(folder / "data")
     address = server.start(**THREADS)
     try:

@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from compressors.algorithm_table import NEEDS_WANTED
 from modelpress.digests import digest_bytes
 from modelpress.errors import OverLimit
 from service.estimates import EVIDENCE_BYTES, RUNTIME_BYTES, candidate_size, memory_need, scratch_need, storage_need
-from service.language_estimates import AIMED_ALGORITHMS
 from service.preflight import check_scratch
 from service.requests import AdapterRequest, ConversionRequest
 
@@ -107,10 +105,6 @@ def test_activations_that_do_not_fit_on_the_disk_are_refused():
     check_scratch(asked, base(), free_bytes=need)
     with pytest.raises(OverLimit, match=f"take {need} bytes of this server's disk, and {need - 1} are free: lower"):
         check_scratch(asked, base(), free_bytes=need - 1)
-
-
-def test_the_algorithms_that_aim_at_outputs_are_the_compressors_own():
-    assert AIMED_ALGORITHMS == NEEDS_WANTED
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("F32", 4), ("BF16", 2)])
