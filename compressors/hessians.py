@@ -21,7 +21,8 @@ class HessianSum:
         self._upper_II = torch.zeros(inputs, inputs, device=device)
         self.tokens = 0
 
-    def add(self, x_NI: Tensor) -> None:
+    def add(self, inputs_NI: Tensor) -> None:
+        x_NI = inputs_NI.float()
         for start, stop in blocks(x_NI.shape[1], size=_TILE):
             self._upper_II[start:stop, start:].addmm_(x_NI[:, start:stop].t(), x_NI[:, start:])
         self.tokens += len(x_NI)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from compressors.codebook_grid import CodebookWeight
+from compressors.compute_types import fastest_products
 from compressors.decoder_families import LinearGroup
 from compressors.integer_grid import IntegerGrid, QuantizedWeight
 from modelpress.quantization_recipes import QuantizeWeights
@@ -69,6 +70,12 @@ class LayerWork:
 
 
 def run_layer(module: nn.Module, hidden_BTH: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+    """`layer_output` in float32, its products in the device's fastest type."""
+    with fastest_products(hidden_BTH.device):
+        return layer_output(module, hidden_BTH, arguments).float()
+
+
+def layer_output(module: nn.Module, hidden_BTH: Tensor, arguments: Mapping[str, Any]) -> Tensor:
     """The output [B, T, H] of a decoder layer; `arguments` are the keyword arguments beside the hidden states."""
     out: Tensor | tuple[Tensor, ...] = module(hidden_BTH, **arguments)
     return out if isinstance(out, Tensor) else out[0]

@@ -41,7 +41,8 @@ def calibration_inputs(layer: LayerWork) -> LayerInputs:
 
 
 def look_at_inputs(layer: LayerWork, looks: Mapping[str, Look]) -> None:
-    """Run the layer over its calibration inputs and show each look what flows into its linear layer, as [N, I]."""
+    """Run the layer over its calibration inputs and show each look what flows into its linear layer, as [N, I] in
+    float32."""
     with ExitStack() as hooks, torch.no_grad():
         for name, look in looks.items():
             handle = layer.linears[name].register_forward_pre_hook(partial(_show, look))
@@ -112,7 +113,7 @@ def _readers_of_one_input(layer: LayerWork) -> dict[str, tuple[str, ...]]:
 
 
 def _show(look: Look, module: nn.Module, arguments: tuple[Any, ...]) -> None:
-    look(arguments[0].reshape(-1, arguments[0].shape[-1]))
+    look(arguments[0].reshape(-1, arguments[0].shape[-1]).float())
 
 
 def _note(seen: dict[str, Tensor], name: str, module: nn.Module, arguments: tuple[Any, ...]) -> None:

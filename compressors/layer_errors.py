@@ -46,7 +46,7 @@ def _squared_norm(w_OI: Tensor, gram_II: Tensor) -> float:
 
 
 def _add(grams: dict[str, Tensor], name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    x_NI = inputs[0].reshape(-1, inputs[0].shape[-1])
+    x_NI = inputs[0].reshape(-1, inputs[0].shape[-1]).float()
     if name not in grams:
         grams[name] = torch.zeros(x_NI.shape[1], x_NI.shape[1], device=x_NI.device)
     grams[name].addmm_(x_NI.T, x_NI)

@@ -36,6 +36,7 @@ from compressors.compute_types import fastest_products, products_dtype
 from compressors.learned_grid import put_on_grid, rounded_once
 from compressors.optimization import MAX_GRADIENT_NORM, learning_rate
 from compressors.stages import Monitor, Progress
+from compressors.token_divergence import mean_divergence
 from compressors.weight_layouts import AnyWeight
 from modelpress.canonical import canonical_json
 from modelpress.digests import digest_bytes
@@ -51,8 +52,8 @@ LOOK_WINDOWS = 8
 
 @dataclass(frozen=True, eq=False)
 class QatTask:
-    """`teacher` is the float model, a transformers causal LM in evaluation mode; `weights` are what its linear layers
-    start from, by their full names.
+    """`teacher` is the float model, a transformers causal LM in evaluation mode, which training changes: its linear
+    layers hold their weights in the type of the products. `weights` are what they start from, by their full names.
     """
 
     teacher: nn.Module
@@ -111,6 +112,8 @@ class _Trainer:
         self.task = task
         self.student = copy.deepcopy(task.teacher)
         self.layers = put_on_grid(self.student, task.weights)
+        for model in (task.teacher, self.student):
+            _hold_as_products(model, products_dtype(task.ids_NT.device))
         self.parameters = {name: p for name, p in self.student.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(self.parameters.values(), weight_decay=0.0, fused=True)
         self.step = 0
@@ -123,7 +126,7 @@ class _Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         windows = step_windows(len(self.task.ids_NT), self.step, size=training.batch_size, seed=self.task.seed)
-        with rounded_once(self.layers.values()):
+        with fastest_products(self.task.ids_NT.device), rounded_once(self.layers.values()):
             loss = sum(self._backward(self.task.ids_NT[window : window + 1], len(windows)) for window in windows)
         norm = nn.utils.clip_grad_norm_(self.parameters.values(), MAX_GRADIENT_NORM)
         if not torch.isfinite(norm):
@@ -139,7 +142,8 @@ class _Trainer:
     def look(self) -> float:
         """The mean divergence on LOOK_WINDOWS windows."""
         windows = torch.split(self.task.ids_NT[:LOOK_WINDOWS], 1)
-        return sum(float(self._divergence(ids_BT)) for ids_BT in windows) / len(windows)
+        with fastest_products(self.task.ids_NT.device):
+            return sum(float(self._divergence(ids_BT)) for ids_BT in windows) / len(windows)
 
     def checkpoint(self) -> Checkpoint:
         tensors = grouped(weights=trained_state(self.student)) | optimizer_tensors(self.optimizer, self.parameters)
@@ -152,22 +156,22 @@ class _Trainer:
 
     def _backward(self, ids_BT: Tensor, windows: int) -> float:
         with torch.enable_grad():
-            with fastest_products(ids_BT.device):
-                loss = self._divergence(ids_BT) / windows
+            loss = self._divergence(ids_BT) / windows
             torch.autograd.backward(loss)
         return float(loss.detach())
 
     def _divergence(self, ids_BT: Tensor) -> Tensor:
         with torch.no_grad():
-            wanted_BTV = self.task.teacher(input_ids=ids_BT, use_cache=False).logits.float()
-        found_BTV = self.student(input_ids=ids_BT, use_cache=False).logits.float()
-        return mean_divergence(wanted_BTV, found_BTV)
+            wanted_BTV = self.task.teacher(input_ids=ids_BT, use_cache=False).logits
+        found_BTV = self.student(input_ids=ids_BT, use_cache=False).logits
+        return mean_divergence(wanted_BTV.flatten(0, 1), found_BTV.flatten(0, 1))
 
 
-def mean_divergence(wanted_BTV: Tensor, found_BTV: Tensor) -> Tensor:
-    """KL(wanted || found) of the distributions that these logits stand for, mean over the tokens, in nats."""
-    wanted_NV, found_NV = wanted_BTV.flatten(0, 1).log_softmax(dim=-1), found_BTV.flatten(0, 1).log_softmax(dim=-1)
-    return nn.functional.kl_div(found_NV, wanted_NV, reduction="batchmean", log_target=True)
+def _hold_as_products(model: nn.Module, dtype: torch.dtype) -> None:
+    """Hold the weights of linear layers that are not trained as their products read them, cast once for all passes."""
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight = nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
 
 
 def step_windows(count: int, step: int, *, size: int, seed: int) -> list[int]:

@@ -32,7 +32,7 @@ from modelpress.errors import InternalError, InvalidRecipe
 from modelpress.quantization_recipes import QuantizeWeights
 from modelpress.reports import StageRecord
 
-VERSION = 1
+VERSION = 2
 
 
 def run(arguments: QuantizeWeights, job: StreamJob, monitor: Monitor) -> StageRecord:

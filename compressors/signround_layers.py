@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compressors.compute_types import fastest_products
 from compressors.layer_algorithms import LayerInputs, LayerOutcome, LayerWork
 from compressors.layer_channels import calibration_inputs
 from compressors.signround import Learned, Rounded, RoundingProblem, rounding_problem
@@ -83,7 +82,7 @@ class Lesson:
     def gradients(self, windows: Tensor) -> dict[str, Tensor]:
         """Of the loss on these windows by each weight [O, I]."""
         parameters = {name: self.layer.linears[name].weight.requires_grad_(True) for name in self.problems}
-        with torch.enable_grad(), fastest_products(self.layer.device):
+        with torch.enable_grad():
             found = torch.autograd.grad(self._loss(windows), list(parameters.values()))
         for parameter in parameters.values():
             parameter.requires_grad_(False)
@@ -91,13 +90,13 @@ class Lesson:
 
     @torch.no_grad()
     def loss(self) -> float:
-        """Of LOOK_WINDOWS windows at most, in float32."""
+        """Of LOOK_WINDOWS windows at most."""
         every = -(-len(self.inputs) // LOOK_WINDOWS)
         shown = range(0, len(self.inputs), every)
         return sum(float(self._loss(torch.tensor([window]))) for window in shown) / len(shown)
 
     def _loss(self, windows: Tensor) -> Tensor:
-        return squared_error(self.layer.run(self.inputs.windows(windows)).float(), self.wanted.windows(windows))
+        return squared_error(self.layer.run(self.inputs.windows(windows)), self.wanted.windows(windows))
 
 
 def squared_error(found_BTH: Tensor, wanted_BTH: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from compressors.decoder_families import DECODERS, LinearGroup
 from compressors.integer_grid import IntegerGrid
-from compressors.layer_algorithms import LayerOutcome, LayerWork
+from compressors.layer_algorithms import LayerOutcome, LayerWork, layer_output
 from tests.compressors.decoders import random_decoder
 
 WINDOWS, TOKENS = 12, 16
@@ -68,10 +68,10 @@ def make_layer(
 
 
 def output(layer: LayerWork) -> Tensor:
-    """The layer's outputs [N, T, H] on its calibration inputs."""
+    """The layer's outputs [N, T, H] on its calibration inputs, computed in float32 on every machine."""
     assert isinstance(layer.inputs, InMemory)
     with torch.no_grad():
-        return layer.run(layer.inputs.hidden_NTH)
+        return layer_output(layer.module, layer.inputs.hidden_NTH, layer.arguments)
 
 
 def relative_change(layer: LayerWork, tensors: dict[str, Tensor]) -> float:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from compressors.activations import BATCH_TOKENS, Activations
 from compressors.decoder_layers import DecoderLayers, family_of
-from compressors.layer_algorithms import run_layer
+from compressors.layer_algorithms import layer_output
 from compressors.weight_files import WeightFiles, read_json
 from modelpress.errors import InvalidModel
 from service.storage.store import ContentStore
@@ -46,7 +46,7 @@ def test_every_family_gives_the_hidden_states_of_the_whole_model(tmp_path: Path,
         hidden_BTH = decoder.embedding()(ids_BT)
         for number, arguments in enumerate(decoder.arguments(24)):
             torch.testing.assert_close(hidden_BTH, expected[number], rtol=0, atol=1e-4)
-            hidden_BTH = run_layer(decoder.load(number), hidden_BTH, arguments)
+            hidden_BTH = layer_output(decoder.load(number), hidden_BTH, arguments)
         torch.testing.assert_close(whole.model.norm(hidden_BTH), expected[-1], rtol=0, atol=1e-4)
 
 

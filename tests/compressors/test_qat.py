@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from compressors.codebook_grid import CodebookGrid, round_to_codebook
 from compressors.integer_grid import IntegerGrid, QuantizedWeight, nearest_codes, round_to_nearest
 from compressors.learned_grid import GridLinear, put_on_grid, rounded_once
-from compressors.qat import QatTask, mean_divergence, step_windows, train
+from compressors.qat import QatTask, step_windows, train
 from compressors.stages import SilentMonitor
 from modelpress.errors import FailedPrecondition
 from modelpress.quantization_recipes import WeightTraining
@@ -87,13 +87,6 @@ def test_a_weight_rounded_once_for_several_passes_gets_the_gradients_of_all(symm
     for name, parameter in each.named_parameters():
         if parameter.requires_grad:
             assert torch.allclose(parameter.grad, once.get_parameter(name).grad, rtol=1e-4, atol=1e-5)
-
-
-def test_the_divergence_is_that_of_the_definition() -> None:
-    wanted = torch.tensor([[[0.0, 0.0], [1.0, -1.0]]])
-    found = torch.tensor([[[1.0, 0.0], [1.0, -1.0]]])
-    p, q = wanted.softmax(-1), found.softmax(-1)
-    assert mean_divergence(wanted, found).item() == pytest.approx(float((p * (p / q).log()).sum() / 2))
 
 
 def test_every_pass_shows_each_window_once() -> None:

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compressors.decoder_layers import DecoderLayers
-from compressors.layer_algorithms import run_layer
+from compressors.layer_algorithms import layer_output
 from compressors.layer_streams import stored_layer
 from compressors.quantization_plan import QuantizationPlan
 from compressors.quantization_progress import FinishedLayer
@@ -40,7 +40,7 @@ def calibrated_states(bench: Bench, record: StageRecord, manifest: Manifest, **f
         entry = manifest.entry(f"model-0000{number + 2}-of-0000{len(decoder) + 1}.safetensors")
         records = record.layers[7 * number : 7 * number + 7]
         layer = stored_layer(plan, number, FinishedLayer.of(entry, records, {}), written=written)
-        hidden_BTH = run_layer(layer, hidden_BTH, arguments)
+        hidden_BTH = layer_output(layer, hidden_BTH, arguments)
     return hidden_BTH
 
 

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from compressors.activations import NonFiniteError
+from compressors.compute_types import fastest_products
 from compressors.decoder_layers import DecoderLayers
 from compressors.reference_outputs import ReferenceOutputs
 from compressors.weight_files import WeightFiles, read_json
@@ -33,11 +34,12 @@ def test_each_layer_has_the_hidden_states_of_the_whole_model(bench: Bench, asked
         layer.register_forward_hook(lambda _module, _inputs, out, number=number: caught.update({number: out}))
     decoder = DecoderLayers.open(WeightFiles.read(bench.base), read_json(bench.base, "config.json"), device=CPU)
     with torch.no_grad():
-        model(ids_NT)
+        with fastest_products(CPU):
+            model(ids_NT)
         reference = ReferenceOutputs.embed(decoder, ids_NT, scratch=bench.root)
         for number in asked:
             (found_NTH,) = reference.of(number).batches(8)
-            assert torch.allclose(found_NTH, caught[number], atol=1e-5)
+            assert torch.allclose(found_NTH, caught[number], rtol=1e-2, atol=1e-2)
     assert len(list(bench.root.glob("reference-*"))) == 1
 
 

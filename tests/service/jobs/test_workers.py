@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from compressors.compute_types import fastest_products
+from compressors.compute_types import products_dtype
 from modelpress.errors import FailedPrecondition, InternalError
 from service.steps import Step
 from service.workers.limits import is_out_of_memory
@@ -67,7 +67,7 @@ def test_cpus_that_train_in_other_types_have_other_cache_keys(facts):
     """SignRound and quantization-aware training compute bfloat16 products where there are units for them."""
     assert cpu_capability("AVX512", features={"amx_bf16": True}) == "AVX512 amx_bf16"
     assert cpu_capability("AVX512", features={"amx_bf16": False}) == cpu_capability("AVX512", features={}) == "AVX512"
-    trains_in_bfloat16 = isinstance(fastest_products(torch.device("cpu")), torch.autocast)
+    trains_in_bfloat16 = products_dtype(torch.device("cpu")) == torch.bfloat16
     assert facts.environment.cpu_capability.endswith("amx_bf16") == trains_in_bfloat16
 
 
