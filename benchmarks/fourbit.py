@@ -1,7 +1,7 @@
-"""4-bit language models: ours beside llm-compressor, AutoRound and bitsandbytes, all judged by the same measurement.
+"""4-bit language models: ours beside llm-compressor, AutoRound, ONNX Runtime and bitsandbytes, under one judge.
 
 Every contestant is a whole process with one thread, two at a time, so times are processor times. All are calibrated on
-the same windows. Peers live in environments of their own, made from `benchmarks/peers/`. A contestant that is named
+the same windows. Peers live in environments of their own where `benchmarks/peers/` says so. A contestant that is named
 in `BENCH_FOURBIT` (comma-separated) runs, by default all.
 """
 
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.embedded import ROOT
-from benchmarks.fourbit_bases import write_rotated
+from benchmarks.fourbit_bases import GRAPH, write_rotated
 from benchmarks.processes import Measured, measure
 from benchmarks.table import Row, against, aimed, write
 from compressors.calibration import read_windows
@@ -53,29 +53,38 @@ def peer(name: str, environment: str, **settings: Any) -> Contestant:
     return Contestant(name, f"benchmarks.fourbit_by_{environment}", settings, environment)
 
 
+HQQ = "ONNX Runtime HQQ g32 (asymmetric)"
+"""Only on the rotated base: the other one lies on its grid."""
+LONG = {"steps": 200, "batch_size": 4}
+"""AutoRound's number of steps, half its windows in each."""
 PLAIN = {"algorithm": "gptq", "clip_search": False, "refine_scales": False}
 CONTESTANTS: Mapping[str, Contestant] = {
     contestant.name: contestant
     for contestant in (
+        ours("QAT g64", algorithm="qat", group_size=64, calibration_samples=384, training={"steps": 360}),
         ours("GPTQ plain g32", **PLAIN, group_size=32),
         peer("llmcompressor GPTQ g32", "llmcompressor", algorithm="gptq", group_size=32),
         ours("GPTQ g32", algorithm="gptq", group_size=32),
         ours("SignRound g32", algorithm="signround", group_size=32),
+        ours("SignRound long g32", algorithm="signround", group_size=32, training=LONG),
         peer("AutoRound g32", "autoround", group_size=32),
         ours("rounding g32", algorithm="rtn", clip_search=False, group_size=32),
         ours("rounding g64", algorithm="rtn", clip_search=False, group_size=64),
         peer("bitsandbytes NF4 64", "bitsandbytes"),
+        peer("ONNX Runtime g32", "onnxruntime", algorithm="default", group_size=32),
+        peer("ONNX Runtime g64", "onnxruntime", algorithm="default", group_size=64),
+        peer("ONNX Runtime HQQ g64 (asymmetric)", "onnxruntime", algorithm="hqq", group_size=64),
+        peer(HQQ, "onnxruntime", algorithm="hqq", group_size=32),
         ours("rounding with clipping g32", algorithm="rtn", group_size=32),
         ours("GPTQ g64", algorithm="gptq", group_size=64),
         ours("GPTQ plain g64", **PLAIN, group_size=64),
         peer("llmcompressor GPTQ g64", "llmcompressor", algorithm="gptq", group_size=64),
         ours("AWQ g32", algorithm="awq", group_size=32),
         ours("AWQ g64", algorithm="awq", group_size=64),
-        ours("QAT g64", algorithm="qat", group_size=64, calibration_samples=256, training={"steps": 200}),
     )
 }
 """In the order in which they start: ours beside its peer."""
-ON_ROTATED = ("rounding g32", "bitsandbytes NF4 64", "GPTQ g32", "SignRound g32", "AWQ g32")
+ON_ROTATED = ("rounding g32", "bitsandbytes NF4 64", HQQ, "GPTQ g32", "SignRound g32", "AWQ g32")
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,7 @@ class Base:
         windows = scratch / "windows.json"
         windows.write_text(json.dumps(read_windows(calibration, QuantizeWeights(), seed=0).ids_NT.tolist()))
         (scratch / "base").symlink_to(model)
+        measure("benchmarks.fourbit_graph", model, scratch / GRAPH)
         return Base(title, scratch / "base", scratch / "store", digest, windows)
 
 
@@ -114,7 +124,7 @@ def run() -> None:
     found: dict[str, dict[str, Result]] = {PLAIN_BASE: {}, ROTATED_BASE: {}}
     with tempfile.TemporaryDirectory(dir=scratch, prefix="fourbit-") as temporary:
         bases = make_bases(Path(temporary))
-        jobs = [*chosen(PLAIN_BASE, CONTESTANTS), *chosen(ROTATED_BASE, ON_ROTATED)]
+        jobs = [*chosen(PLAIN_BASE, (name for name in CONTESTANTS if name != HQQ)), *chosen(ROTATED_BASE, ON_ROTATED)]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for (title, name), result in zip(jobs, pool.map(partial(measure_job, bases), jobs), strict=True):
                 found[title][name] = result
@@ -140,11 +150,13 @@ def measure_job(bases: Mapping[str, Base], job: tuple[str, str]) -> Result:
 
 
 def make_environment(name: str) -> Path:
-    """The interpreter of a peer's environment, made where it is not there yet."""
+    """The interpreter of a peer's environment, made where it is not there yet; ours where it has no requirements."""
+    requirements = ROOT / f"benchmarks/peers/{name}.txt"
+    if not requirements.exists():
+        return Path(sys.executable)
     python = PEERS / name / "bin/python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(PEERS / name)], check=True)
-        requirements = ROOT / f"benchmarks/peers/{name}.txt"
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)], check=True)
     return python
 
@@ -182,7 +194,8 @@ AIMS = (
     ("GPTQ g32", "llmcompressor GPTQ g32", "token_kl", "<= 0.8"),
     ("GPTQ g64", "llmcompressor GPTQ g64", "token_kl", "<= 0.8"),
     ("SignRound g32", "AutoRound g32", "token_kl", "<= 1.0"),
-    ("SignRound g32", "AutoRound g32", "cpu_s", "<= 1.0"),
+    ("SignRound long g32", "AutoRound g32", "token_kl", "<= 1.0"),
+    ("SignRound long g32", "AutoRound g32", "cpu_s", "<= 1.0"),
     ("QAT g64", "rounding g64", "token_kl", "<= 0.35"),
     ("AWQ g32", "rounding g32", "token_kl", "<= 1.0"),
     ("AWQ g64", "rounding g64", "token_kl", "<= 1.0"),

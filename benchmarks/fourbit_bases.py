@@ -22,6 +22,8 @@ READERS = (
 )
 """A layer's norms, and the linear layers that read the residual stream through them."""
 WRITERS = ("self_attn.o_proj", "mlp.down_proj")
+GRAPH = "graph"
+"""The folder, beside a base's, that holds it as an FP32 graph."""
 
 
 def write_rotated(source: Path, folder: Path, *, seed: int) -> Path:

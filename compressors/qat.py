@@ -43,7 +43,7 @@ from modelpress.digests import digest_bytes
 from modelpress.errors import InvalidRecipe
 from modelpress.quantization_recipes import WeightTraining
 
-LEARNING_RATE = 1e-5
+LEARNING_RATE = 2e-4
 WARMUP = 0.05
 """Share of the steps in which the rate rises."""
 LOOK_WINDOWS = 8

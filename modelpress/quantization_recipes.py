@@ -44,7 +44,7 @@ class WeightTraining(Document):
     batch_size: int = Field(default=2, ge=1, le=1024)
     """Calibration windows of one step."""
     learning_rate: float | None = Field(default=None, gt=0, le=1)
-    """None: 1 / steps for `signround`, 1e-5 for `qat`."""
+    """None: 1 / steps for `signround`, 2e-4 for `qat`."""
     checkpoint_every: int = Field(default=25, ge=1)
     """Steps between the checkpoints of `qat`; `signround` has one after each layer."""
 
