@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+STATIC_ROPE = ("default", "linear", "llama3", "yarn")
+"""Kinds of rotary embeddings whose frequencies do not depend on the length of the text."""
+
 
 @dataclass(frozen=True)
 class LinearGroup:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from transformers import DynamicCache
 
-from compressors.decoder_families import DecoderFamily
+from compressors.decoder_families import STATIC_ROPE, DecoderFamily
 from compressors.graph_capture import known_warnings
 from modelpress.errors import InternalError, InvalidModel
 
@@ -50,8 +50,6 @@ ATTENTION: Mapping[str, Callable[[Any], tuple[str, ...]]] = {
     "qwen3": _by_layer,
 }
 """config's model_type -> each layer's kind of attention, as the family's code in transformers chooses it."""
-STATIC_ROPE = ("default", "linear", "llama3", "yarn")
-"""Rotary embeddings whose frequencies do not depend on the length of the text."""
 
 
 class DecoderGraph(nn.Module):

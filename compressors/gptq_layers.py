@@ -21,7 +21,7 @@ from compressors.layer_algorithms import LayerOutcome, LayerWork
 from compressors.layer_channels import BATCH_WINDOWS, calibration_inputs
 from compressors.rtn import chosen_rounding
 from compressors.weight_layouts import AnyWeight
-from modelpress.errors import InvalidDataset
+from modelpress.errors import InvalidModel
 from modelpress.quantization_recipes import QuantizeWeights
 
 
@@ -29,8 +29,8 @@ def quantize_layer(layer: LayerWork, arguments: QuantizeWeights) -> LayerOutcome
     """Every linear layer of `layer`. A group whose Hessian tells nothing is rounded, and `fallbacks` say so.
 
     The details hold, by each group's first linear layer and only where there is something to say, its dead input
-    channels, the damping that its Hessian needed, and the rows that plain rounding does better. Raises InvalidDataset
-    for calibration inputs that are not finite.
+    channels, the damping that its Hessian needed, and the rows that plain rounding does better. Raises InvalidModel
+    where what a linear layer reads is not finite.
     """
     weights: dict[str, AnyWeight] = {}
     fallbacks: dict[str, str] = {}
@@ -59,11 +59,12 @@ def _hessians(layer: LayerWork) -> Iterator[tuple[LinearGroup, Tensor]]:
     for group in layer.groups:
         h_II = watch.sums.pop(group.linears[0]).mean()
         if not bool(h_II.isfinite().all()):
-            raise InvalidDataset(
-                f"calibration: the inputs of {layer.name}.{group.linears[0]} hold NaN or infinite values: "
-                "leave out the texts that the model cannot read",
+            name = f"{layer.name}.{group.linears[0]}"
+            raise InvalidModel(
+                f"the inputs of {name} are NaN or too large to be squared, and what the decoder layer reads is finite: "
+                "a weight of the layer is too large, or damaged",
                 reason="NON_FINITE",
-                field="calibration",
+                field=name,
             )
         yield group, h_II
 

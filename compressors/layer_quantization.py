@@ -122,8 +122,8 @@ def _stored(plan: QuantizationPlan, number: int, outcome: LayerOutcome) -> dict[
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise InvalidModel(
-                f"tensor {name!r} of the quantized model does not fit {dtype}: set scale_dtype to float32, or save the "
-                "model in float32",
+                f"tensor {name!r} of the quantized model does not fit {dtype}: set scale_dtype to float32 (which "
+                "'gptq' files cannot hold: export another format), or save the model in float32",
                 reason="OVERFLOW",
                 field=name,
             )

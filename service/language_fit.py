@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NoReturn
 
-from compressors.decoder_families import DECODERS
+from compressors.decoder_families import DECODERS, STATIC_ROPE
 from compressors.decoder_targets import choose_targets, misfits
 from modelpress.errors import InvalidDataset, InvalidModel, InvalidRecipe, InvalidRequest
 from modelpress.evaluations import AnyEvaluation, LanguageEvaluation
@@ -56,10 +56,25 @@ def check_targets(recipe: Recipe, base: Facts) -> None:
                 field="inputs.base",
             )
         try:
-            misfits(stage, choose_targets(stage, DECODERS[base["model_type"]], layers=base["layers"]), base["tensors"])
+            targets = choose_targets(stage, DECODERS[base["model_type"]], layers=base["layers"])
+            odd = misfits(stage, targets, base["tensors"])
         except InvalidRecipe as fault:
             sentence = f"{field}.{fault.message}"
             raise InvalidRecipe(sentence, reason=fault.reason, field=f"{field}.{fault.field}") from None
+        if stage.scale_dtype == "stored" and recipe.merge is None:
+            _check_one_dtype([name for name in targets.quantized if name not in odd], base, field=field)
+
+
+def check_positions(recipe: Recipe, base: Facts) -> None:
+    """A graph can compute the model's positions."""
+    if recipe.export.format == "onnx" and base["rope_type"] not in STATIC_ROPE:
+        raise InvalidRequest(
+            f"recipe.export.format is 'onnx', and the rope_type {base['rope_type']!r} of inputs.base depends on the "
+            "text's length, which a graph cannot: export another format, or save the model with one of "
+            f"{', '.join(STATIC_ROPE)}",
+            reason="POSITIONS_MISFIT",
+            field="recipe.export.format",
+        )
 
 
 def language_warnings(recipe: Recipe, evaluation: LanguageEvaluation, datasets: Mapping[str, Facts]) -> Iterator[str]:
@@ -82,6 +97,7 @@ def check_calibration_texts(dataset: Facts, column: str) -> None:
     if facts["missing_at"]:
         refuse_dataset(f"{facts['missing_at']}: no column {column!r}, which other rows have", TRAIN)
     _check_kind(dataset, column, "not_text", expected="text", field=TRAIN)
+    _check_not_empty(dataset, column, TRAIN)
 
 
 def check_rows(dataset: Facts, evaluation: LanguageEvaluation, *, field: str) -> None:
@@ -96,7 +112,7 @@ def check_rows(dataset: Facts, evaluation: LanguageEvaluation, *, field: str) ->
     for column, fault, expected in (
         (evaluation.text_column, "not_text", "text"),
         (evaluation.prompt_column, "not_text", "text"),
-        (evaluation.choices_column, "not_choices", "a list of two or more texts, all different"),
+        (evaluation.choices_column, "not_choices", "a list of two or more texts, all different and none empty"),
         (evaluation.answer_column, "not_count", "the number of the right choice, from 0"),
     ):
         if column in dataset["columns"]:
@@ -104,6 +120,7 @@ def check_rows(dataset: Facts, evaluation: LanguageEvaluation, *, field: str) ->
     for answer, choices, place, value, count in dataset["answers_beyond"]:
         if (answer, choices) == (evaluation.answer_column, evaluation.choices_column):
             refuse_dataset(f"{place}: column {answer!r} holds {value}: the {count} choices are counted from 0", field)
+    _check_not_empty(dataset, evaluation.text_column, field)
 
 
 def _calibration_warnings(
@@ -129,6 +146,28 @@ def _quantizers(recipe: Recipe) -> Iterator[tuple[str, QuantizeWeights]]:
     for index, stage in enumerate(recipe.stages):
         if isinstance(stage, QuantizeWeights):
             yield f"recipe.stages[{index}]", stage
+
+
+def _check_one_dtype(modules: Sequence[str], base: Facts, *, field: str) -> None:
+    """The weights of these modules have one dtype, which their scales can take over."""
+    first, *others = (f"{module}.weight" for module in modules)
+    other = next((name for name in others if _dtype(name, base) != _dtype(first, base)), None)
+    if other is not None:
+        raise InvalidModel(
+            f"inputs.base: tensor {other!r} has dtype {_dtype(other, base)}, and {first!r} has {_dtype(first, base)}: "
+            f"save the model in one dtype, or, with an integer scheme, set {field}.scale_dtype",
+            reason="BAD_TENSORS",
+            field=other,
+        )
+
+
+def _dtype(tensor: str, base: Facts) -> str:
+    return str(base["other_dtypes"].get(tensor, base["dtype"]))
+
+
+def _check_not_empty(dataset: Facts, column: str, field: str) -> None:
+    if dataset["columns"][column]["text_bytes"] == 0:
+        refuse_dataset(f"every text in column {column!r} is empty: name a column that has some", field)
 
 
 def _check_kind(dataset: Facts, column: str, fault: str, *, expected: str, field: str) -> None:

@@ -24,7 +24,7 @@ from modelpress.views import Estimate
 from service.adapter_fit import check_adapters
 from service.estimates import candidate_size, memory_need, scratch_need, storage_need
 from service.fit import Facts, check_labels, check_texts, overlap_warnings
-from service.language_fit import check_targets, check_task, check_windows, language_warnings
+from service.language_fit import check_positions, check_targets, check_task, check_windows, language_warnings
 from service.model_fit import check_models, check_obstacle, check_quantization
 from service.plan import make_plan
 from service.requests import ConversionRequest
@@ -105,6 +105,7 @@ def evaluated_warnings(request: ConversionRequest, inputs: Inputs) -> Iterator[s
     if isinstance(evaluation, LanguageEvaluation):
         check_windows(recipe, evaluation, inputs.base)
         check_targets(recipe, inputs.base)
+        check_positions(recipe, inputs.base)
         yield from language_warnings(recipe, evaluation, inputs.datasets)
     else:
         check_lengths(recipe, evaluation, inputs.base)

@@ -21,7 +21,7 @@ from service.storage.store import ContentStore
 
 __all__ = ["INSPECTION", "INSPECTORS", "inspect_artifact"]
 
-INSPECTION = 3
+INSPECTION = 4
 """Raised whenever facts change what they hold: older ones are made anew when they are next needed."""
 
 INSPECTORS: Mapping[ArtifactKind, Callable[[Folder], dict[str, Any]]] = {

@@ -87,8 +87,8 @@ class Column:
             self._count(value[: MAX_VALUE_CHARACTERS + 1] if is_text else value, where)
         elif not self.not_label.at:
             self.not_label = Odd(where, _kind(value))
-        if not self.not_choices.at and not _is_choices(value):
-            self.not_choices = Odd(where, _kind(value))
+        if not self.not_choices.at and (kind := _no_choices(value)):
+            self.not_choices = Odd(where, kind)
         if not self.not_count.at and not (type(value) is int and value >= 0):
             self.not_count = Odd(where, str(value)[:40] if type(value) is int else _kind(value))
 
@@ -142,10 +142,18 @@ def _hashes(column: Mapping[str, Any]) -> Hashes:
     return np.frombuffer(base64.b64decode(column["texts"]), dtype="<u8").astype(np.uint64)
 
 
-def _is_choices(value: Any) -> bool:
-    if not isinstance(value, list) or not all(isinstance(choice, str) and choice for choice in value):
-        return False
-    return 2 <= len(value) == len(set(value))
+def _no_choices(value: Any) -> str:
+    """What a value is that is no list of two or more different texts, none of them empty; of such a list nothing."""
+    if not isinstance(value, list):
+        return _kind(value)
+    odd = next((choice for choice in value if not isinstance(choice, str)), "")
+    if odd != "":
+        return f"a list with {_kind(odd)}"
+    if len(value) < 2:
+        return f"a list of {len(value)}"
+    if "" in value:
+        return "a list with an empty text"
+    return "a list with one text twice" if len(set(value)) < len(value) else ""
 
 
 def _kind(value: Any) -> str:

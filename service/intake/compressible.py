@@ -10,6 +10,7 @@ from modelpress.errors import InvalidModel
 from service.intake.configs import labels_of, refuse_impossible_values, refuse_unsupported_settings
 from service.intake.decoders import TASK, decoder_shapes, is_decoder, optional_tensors, read_decoder
 from service.intake.families import Architecture, Dimensions, Shapes, architecture_of, dimensions_of
+from service.intake.rotary import rope_type
 from service.intake.weights import Weight
 
 FLOAT_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
@@ -62,7 +63,7 @@ def _decoder_facts(
     sizes = read_decoder(config)
     _need_tokenizer(tokenizer)
     check_shapes(weights, decoder_shapes(config, sizes), optional_tensors(config, sizes))
-    return {"task": TASK, "labels": [], **asdict(sizes), "obstacle": None}
+    return {"task": TASK, "labels": [], **asdict(sizes), "rope_type": rope_type(config), "obstacle": None}
 
 
 def _need_tokenizer(tokenizer: Mapping[str, Any] | None) -> None:

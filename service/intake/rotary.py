@@ -37,6 +37,12 @@ def check_rotary(config: Mapping[str, Any]) -> None:
                 fail(field, f"has {name} {str(settings.get(name))[:40]}: {kind!r} needs a number above 0")
 
 
+def rope_type(config: Mapping[str, Any]) -> str:
+    """Of a config that passed `check_rotary`; the older field is the one that transformers reads first."""
+    settings = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    return str(settings.get("rope_type", settings.get("type", "default")))
+
+
 def _check_theta(name: str, settings: Mapping[str, Any]) -> None:
     theta = settings.get("rope_theta")
     if theta is not None and not _is_number_above_zero(theta):

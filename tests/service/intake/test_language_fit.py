@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -142,7 +143,9 @@ def test_a_base_that_is_quantized_already_is_refused_with_the_cure() -> None:
         ({"prompt": None}, "line 2: column 'prompt' holds null, expected text"),
         (QUESTION | {"choices": "ab"}, "line 2: column 'choices' holds str, expected a list of two or more texts"),
         (QUESTION | {"choices": ["a"]}, "line 2: column 'choices' holds a list of 1"),
-        (QUESTION | {"choices": ["a", "a"]}, "line 2: column 'choices' holds a list of 2"),
+        (QUESTION | {"choices": ["a", "a"]}, "line 2: column 'choices' holds a list with one text twice, expected"),
+        (QUESTION | {"choices": ["a", ""]}, "line 2: column 'choices' holds a list with an empty text, expected"),
+        (QUESTION | {"choices": ["a", 2]}, "line 2: column 'choices' holds a list with int, expected a list of two"),
         (QUESTION | {"answer": "0"}, "line 2: column 'answer' holds str, expected the number of the right choice"),
         (QUESTION | {"answer": -1}, "line 2: column 'answer' holds -1"),
         (QUESTION | {"answer": 2}, "line 2: column 'answer' holds 2: the 2 choices are counted from 0"),
@@ -208,6 +211,49 @@ def test_weights_that_no_scale_can_have_the_dtype_of_are_refused(facts: Facts) -
     facts[BASE] = {**facts[BASE], "dtypes": {"F64": 12}}
     with pytest.raises(InvalidModel, match=r"inputs\.base has weights in F64, .* save the model in one of them"):
         preflight(request(), facts, Server())
+
+
+def test_weights_of_several_dtypes_need_a_dtype_for_their_scales(facts: Facts) -> None:
+    odd = "model.layers.0.mlp.up_proj.weight"
+    facts[BASE] = {**facts[BASE], "other_dtypes": {odd: "BF16"}}
+    with pytest.raises(InvalidModel, match=rf"{re.escape(odd)}' has dtype BF16, .*q_proj.weight' has F32") as caught:
+        preflight(request(), facts, Server())
+    assert caught.value.field == odd
+    for stage in ("scale_dtype: float32", "ignore: ['model.layers.0.mlp.up_proj']"):
+        assert preflight(request(stage=stage), facts, Server()).warnings == ()
+
+
+def test_norms_may_have_another_dtype(facts: Facts) -> None:
+    facts[BASE] = {**facts[BASE], "other_dtypes": {"model.norm.weight": "BF16"}}
+    assert preflight(request(), facts, Server()).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("rope", "kind"),
+    [
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
+    ],
+)
+def test_positions_that_no_graph_can_compute_are_refused_for_onnx_alone(
+    facts: Facts, inspect: Inspect, rope: dict[str, Any], kind: str
+) -> None:
+    base = decoder_files(config(hidden_size=32, intermediate_size=64, **rope))
+    facts[BASE] = inspect(ArtifactKind.MODEL, base)
+    preflight(request(), facts, Server())
+    onnx = RECIPE.replace("%s", "").replace("compressed-tensors", "onnx")
+    with pytest.raises(InvalidRequest, match=f"rope_type '{kind}' of inputs.base .* export another format") as caught:
+        preflight(request(recipe_yaml=onnx), facts, Server())
+    assert (caught.value.reason, caught.value.field) == ("POSITIONS_MISFIT", "recipe.export.format")
+
+
+def test_texts_that_are_all_empty_are_refused(facts: Facts, inspect: Inspect) -> None:
+    empty = dataset(inspect, {"text": ""}, {"text": ""}, QUESTION)
+    with pytest.raises(InvalidDataset, match=r"inputs\.evaluation: every text in column 'text' is empty"):
+        preflight(request(), {**facts, TEST: empty}, Server())
+    empty = dataset(inspect, {"text": ""}, {"text": ""})
+    with pytest.raises(InvalidDataset, match=r"inputs\.train: every text in column 'text' is empty"):
+        preflight(request(), {**facts, TRAIN: empty}, Server())
 
 
 def test_the_first_misfit_is_the_tasks_not_the_gates(facts: Facts) -> None:
