@@ -146,6 +146,14 @@ def test_what_came_from_a_request_is_text_and_never_markup():
     Reader(source)
 
 
+def test_what_a_stage_warns_of_stands_on_top_too_with_its_name():
+    report = sample("approved")
+    stage = report.stages[0].model_copy(update={"warnings": ("too few tokens",)})
+    text = Reader(page(report.model_copy(update={"stages": (stage, *report.stages[1:])}))).text
+    assert text.index(f"{stage.method}: too few tokens") < text.index("finished")
+    assert text.count("too few tokens") == 2
+
+
 def test_equal_reports_give_equal_bytes():
     assert page(sample("approved")) == page(sample("approved"))
 
