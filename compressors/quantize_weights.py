@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import torch
 
 from compressors.calibration import CalibrationWindows, check_vocabulary, read_windows
+from compressors.compute_types import products_dtype
 from compressors.decoder_layers import DecoderLayers
 from compressors.finite_weights import verify_finite
 from compressors.folders import CONFIG
@@ -125,6 +126,7 @@ def _record(
         layers=progress.records,
         details={
             "calibration": windows.facts if windows else None,
+            "products": str(products_dtype(plan.decoder.device)).removeprefix("torch.") if windows else None,
             "error_tokens": windows.ids_NT[: error_windows(plan.arguments)].numel() if windows else 0,
             "bits_per_weight": plan.bits_per_weight(quantized),
             "predicted_bytes": plan.predicted_bytes,

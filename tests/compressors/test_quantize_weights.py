@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from compressors.compute_types import products_dtype
 from compressors.integer_grid import IntegerGrid, round_to_nearest
 from compressors.weight_files import DTYPE_NAMES
 from modelpress.digests import digest_file
@@ -151,6 +152,7 @@ def test_the_record_names_every_linear_layer_and_the_calibration(bench: Bench):
         "tokens": 256,
     }
     assert record.details["error_tokens"] == 256
+    assert record.details["products"] == str(products_dtype(torch.device("cpu"))).removeprefix("torch.")
     assert record.details["bits_per_weight"] == pytest.approx(4 + 32 / 32, abs=0.03)  # float32 scales, and shapes
 
 
