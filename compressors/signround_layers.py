@@ -3,8 +3,8 @@
 A step runs the layer, its weights on the grid as they ship, over a few calibration windows. Its loss is the squared
 error of the output as a share of the squared size of the wanted one, over all tokens together: the few tokens that
 decoders make a thousand times larger than the others are what their attention rests on. Wanted is what the unquantized
-model puts out there, so a layer also makes up for what the layers before it lost. The step computes in the device's
-fastest type; which roundings are kept, plain or learned ones, is decided in float32.
+model puts out there, so a layer also makes up for what the layers before it lost. Steps, and the comparison of
+plain with learned roundings that decides which are kept, compute their products in the device's fastest type.
 
 Shapes: B windows, T tokens, H hidden width.
 """

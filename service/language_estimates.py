@@ -99,7 +99,7 @@ def candidate_bytes(recipe: Recipe, base: Mapping[str, Any]) -> int:
     if stage is None:
         return FLOAT_BYTES * int(base["parameters"]) + _graph_bytes(base, products=0)
     products = _targets(stage, base)
-    dtypes = {name: base["other_dtypes"].get(name, base["dtype"]) for name in base["tensors"]}
+    dtypes = {name: stored_dtype(name, base) for name in base["tensors"]}
     beside = 0
     if recipe.export.format == "onnx":
         dtypes = dict.fromkeys(base["tensors"], "F32")
@@ -110,6 +110,11 @@ def candidate_bytes(recipe: Recipe, base: Mapping[str, Any]) -> int:
         beside = sum(INDEX_BYTES * int(base["tensors"][f"{name}.weight"][1]) for name in products)
     family = DECODERS[base["model_type"]]
     return predicted_weight_bytes(base["tensors"], dtypes, stage=stage, family=family) + beside
+
+
+def stored_dtype(tensor: str, base: Mapping[str, Any]) -> str:
+    """By safetensors' name, e.g. `BF16`."""
+    return str(base["other_dtypes"].get(tensor, base["dtype"]))
 
 
 def quantized_storage(recipe: Recipe, base: Mapping[str, Any]) -> int:

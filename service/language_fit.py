@@ -13,6 +13,7 @@ from modelpress.language_rows import asked_columns
 from modelpress.quantization_recipes import QuantizeWeights
 from modelpress.recipes import Recipe
 from service.fit import Facts, overlap_warnings, refuse_dataset
+from service.language_estimates import stored_dtype
 
 EVALUATION, TRAIN = "inputs.evaluation", "inputs.train"
 
@@ -151,18 +152,15 @@ def _quantizers(recipe: Recipe) -> Iterator[tuple[str, QuantizeWeights]]:
 def _check_one_dtype(modules: Sequence[str], base: Facts, *, field: str) -> None:
     """The weights of these modules have one dtype, which their scales can take over."""
     first, *others = (f"{module}.weight" for module in modules)
-    other = next((name for name in others if _dtype(name, base) != _dtype(first, base)), None)
+    other = next((name for name in others if stored_dtype(name, base) != stored_dtype(first, base)), None)
     if other is not None:
         raise InvalidModel(
-            f"inputs.base: tensor {other!r} has dtype {_dtype(other, base)}, and {first!r} has {_dtype(first, base)}: "
-            f"save the model in one dtype, or, with an integer scheme, set {field}.scale_dtype",
+            f"inputs.base: tensor {other!r} has dtype {stored_dtype(other, base)}, and {first!r} has "
+            f"{stored_dtype(first, base)}: save the model in one dtype, or, with an integer scheme, set "
+            f"{field}.scale_dtype",
             reason="BAD_TENSORS",
             field=other,
         )
-
-
-def _dtype(tensor: str, base: Facts) -> str:
-    return str(base["other_dtypes"].get(tensor, base["dtype"]))
 
 
 def _check_not_empty(dataset: Facts, column: str, field: str) -> None:

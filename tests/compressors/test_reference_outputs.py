@@ -39,7 +39,7 @@ def test_each_layer_has_the_hidden_states_of_the_whole_model(bench: Bench, asked
         reference = ReferenceOutputs.embed(decoder, ids_NT, scratch=bench.root)
         for number in asked:
             (found_NTH,) = reference.of(number).batches(8)
-            assert torch.allclose(found_NTH, caught[number], rtol=1e-2, atol=1e-2)
+            assert torch.allclose(found_NTH, caught[number], atol=1e-5)
     assert len(list(bench.root.glob("reference-*"))) == 1
 
 
